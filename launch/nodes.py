@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from retool_mcore.errors import EXIT_RETRYABLE, EXIT_USER_ERROR, ConfigError, PlatformError, ReToolError
 from retool_mcore.process import die_with_parent
-from retool_mcore.run.folder import lock_run, require_free
+from retool_mcore.run.folder import lock_run, require_unlocked
 from retool_mcore.run.signals import SIGNALS, exit_code
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def carry_out(node: Node, commands: Commands) -> int:
     """
     with ExitStack() as folders, Processes(node.run.checkpoint.grace_s).stopped_at_end() as processes:
         processes.locks.append(lock(node.folder, f".lock.node{node.rank}"))
-        require_free(node.folder)
+        require_unlocked(node.folder)
         processes.require(commands["preflight"])
         if "sandbox" in commands:
             start_sandbox(node, processes, commands["sandbox"])

@@ -27,7 +27,7 @@ from retool_mcore.errors import ReToolError
 from retool_mcore.process import END_WITH_PARENT_ENV
 from retool_mcore.report.build import write_report
 from retool_mcore.run import start
-from retool_mcore.run.folder import lock_run, write_whole
+from retool_mcore.run.folder import lock_run, write_atomic
 from retool_mcore.run.metrics import read_metrics
 
 SFT_CONFIG = "configs/sft_tiny_cpu.toml"
@@ -72,7 +72,7 @@ class Stages:
             stage["done"] = True
         finally:
             stage["seconds"] += time.monotonic() - start_s
-            write_whole(self._path, json.dumps(self._state, indent=2))
+            write_atomic(self._path, json.dumps(self._state, indent=2))
 
     def run(self, name: str, what: str, *argv: str, watch: Watch | None = None) -> None:
         """Run one command with its output in ``logs/<name>.log``; ``watch`` reads its progress."""
@@ -136,7 +136,7 @@ def run(root: Path, seed: int) -> None:
         stages = Stages(root, console)
         _train(stages, root, seed)
         summary = _summarize(stages, seed, _evaluate(stages, root, seed))
-        write_whole(root / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_atomic(root / "summary.json", json.dumps(summary, indent=2) + "\n")
         write_report([root / name for name in MODELS], root / REPORT)
         _show_results(console, root, summary)
 

@@ -38,7 +38,7 @@ from solutions import Literal, Solution, evaluate, literals, parse, word_values
 from texts import AGES, AVERAGE, explained_constants, numbers_in, replace_numbers, rewrite
 from traces import ROWS_AT_ONCE, problem_rows, texts_of
 
-from retool_mcore.cli.common import echo, guarded, output_named, with_bar
+from retool_mcore.cli.common import check_output, echo, guarded, with_bar
 from retool_mcore.cli.data import JSON_LINES, Limit, Rejects, rows_of, write_report
 from retool_mcore.data.split import ORIGINAL
 from retool_mcore.data.verify import ConversionReport, Rejected
@@ -376,7 +376,7 @@ def main(
     draws: Annotated[int, typer.Option(min=1, help="Variants per problem, with SEED and the seeds after it.")] = 1,
 ) -> None:
     """Write variants of GSM8K's problems with large numbers, recalculated and executed."""
-    output_named(out, JSON_LINES, [source])
+    check_output(out, JSON_LINES, [source])
     rows = rows_of(str(source), limit)
 
     async def run(on_row: Callable[[], None]) -> ConversionReport:

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from solutions import Solution, evaluate, is_close, parse, program_of, require_stated
 
-from retool_mcore.cli.common import guarded, output_named, with_bar
+from retool_mcore.cli.common import check_output, guarded, with_bar
 from retool_mcore.cli.data import PARQUET, Limit, Out, PartOption, Rejects, SftShare, rows_of, write_report
 from retool_mcore.data.chat import HERMES_MARKUP
 from retool_mcore.data.prompt_format import hermes_prompt
@@ -51,7 +51,7 @@ def main(
     sft_share: SftShare = 0.5,
 ) -> None:
     """Write each problem with an executed program, and as text. Verify format and answer."""
-    output_named(out, PARQUET, [source])
+    check_output(out, PARQUET, [source])
     rows = rows_of(str(source), limit, part, sft_share)
 
     async def run(on_row: Callable[[], None]) -> ConversionReport:

@@ -88,8 +88,9 @@ OTHER_RANKS_WAIT_S = 30.0
 def guarded(function: F) -> F:
     """Decorate a command: print errors as one line and exit with 2 or 3.
 
-    This covers ReToolError and the OSErrors in OS_ERRORS. Any other exception is a bug of ours
-    and propagates. After a signal, the exit code is 128 + the signal's number.
+    This covers ReToolError, the OSErrors in OS_ERRORS and failed writes of libraries. Any other
+    exception is a bug of ours and propagates. After a signal, the exit code is 128 + the signal's
+    number.
     """
 
     @wraps(function)
@@ -148,13 +149,12 @@ def print_os_error(error: OSError) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def output_named(out: Path, ending: str, sources: Sequence[str | Path] = ()) -> Path:
-    """Return ``out``. Raises ConfigError if its suffix is not ``ending`` or it is a source file."""
+def check_output(out: Path, ending: str, sources: Sequence[str | Path] = ()) -> None:
+    """Raise ConfigError if the suffix of ``out`` is not ``ending``, or if it is a source file."""
     if out.suffix != ending:
         raise ConfigError(f"--out {out}: the name must end in {ending}. Use --out {out.name}{ending}.")
     if any(Path(source).exists() and out.exists() and out.samefile(source) for source in sources):
         raise ConfigError(f"--out {out} is also an input and would be overwritten. Choose another file.")
-    return out
 
 
 class Commands(TyperGroup):
@@ -184,7 +184,7 @@ class Commands(TyperGroup):
             formatter.write_dl([(name, command.get_short_help_str(limit=1000)) for name, command in shown])
 
 
-def unless_named(default: str) -> type[Commands]:
+def default_command(default: str) -> type[Commands]:
     """Return a group class that runs the command ``default`` if the arguments name no command."""
 
     class Group(Commands):

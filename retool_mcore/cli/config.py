@@ -8,18 +8,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from retool_mcore.cli.common import echo, guarded, unless_named
+from retool_mcore.cli.common import default_command, echo, guarded
 from retool_mcore.config.reference import RUNS, Entry, reference
 from retool_mcore.errors import ConfigError
 
-app = typer.Typer(cls=unless_named("explain"), no_args_is_help=True)
+app = typer.Typer(cls=default_command("explain"), no_args_is_help=True)
 WIDTH = 100
 INDENT = " " * 4
 
 
 @app.callback()
 def config() -> None:
-    """Explain the keys of a run file, or convert one from verl.
+    """Explain a run file's keys, or make one from verl's file.
 
     `explain` is the default command and may be left out.
     """
@@ -39,7 +39,7 @@ def explain(
         Literal["sft", "rl"] | None, typer.Option(help="only keys of this kind of run", show_default=False)
     ] = None,
 ) -> None:
-    """Explain the keys of a run file: all, those of one section, or one."""
+    """Explain a run file's keys: all, those of one section, or one."""
     runs = (run,) if run else tuple(RUNS)
     known = reference(runs)
     entries = [entry for name in names or [""] for entry in find(known, name, runs)]

@@ -18,9 +18,9 @@ from retool_mcore.cli.common import (
     Commands,
     ProblemColumns,
     TemplateArgs,
+    check_output,
     echo,
     guarded,
-    output_named,
     template_args_of,
     with_bar,
 )
@@ -179,7 +179,7 @@ def sft(
     from retool_mcore.data.verify import ConversionReport
     from retool_mcore.sandbox import open_sandbox
 
-    output_named(out, PARQUET, [source])
+    check_output(out, PARQUET, [source])
     require_one_split(source, split)
     report = ConversionReport()
     on_bad = report.reject_unreadable if reject_bad else None
@@ -227,7 +227,7 @@ def rl(
     from retool_mcore.data.split import rows_of_part
     from retool_mcore.data.verify import ConversionReport
 
-    output_named(out, PARQUET, [source])
+    check_output(out, PARQUET, [source])
     columns = Columns.named(problem, answer, solution_box)
     files_split = require_one_split(source, split)
     report, known = ConversionReport(), _format_of(model)
@@ -316,7 +316,7 @@ def split(
         for path, name in ((train, "train"), (held_out, "held_out"))
     ]
     for path in paths:
-        output_named(path, ending, [str(file)])
+        check_output(path, ending, [str(file)])
     parts = split_file(str(file), hold_out, seed, Columns.named(problem, answer, solution_box))
     for path, rows in zip(paths, parts, strict=True):
         (write_parquet if ending == PARQUET else write_jsonl)(path, rows)

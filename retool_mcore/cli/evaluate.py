@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Column
 
-from retool_mcore.cli.common import AnswerColumn, BoxColumn, ProblemColumns, echo, guarded, unless_named, wide_console
+from retool_mcore.cli.common import (
+    AnswerColumn,
+    BoxColumn,
+    ProblemColumns,
+    default_command,
+    echo,
+    guarded,
+    wide_console,
+)
 from retool_mcore.config import load_evaluation
 from retool_mcore.errors import ConfigError
 from retool_mcore.process import exit_on_sigterm
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 
 
 Models = Annotated[
-    list[str], typer.Option(help="a model directory, NAME=DIRECTORY, or a SGLang server's URL; may be repeated")
+    list[str], typer.Option(help="a model directory, NAME=DIRECTORY, or an SGLang server's URL; may be repeated")
 ]
 DataFiles = Annotated[
     list[Path] | None,
@@ -45,7 +53,7 @@ NumSamples = Annotated[
 READING = "reading the problems and the model's files"
 LINE_EVERY_S = 30.0  # between progress lines when there is no terminal for a bar
 
-app = typer.Typer(cls=unless_named("run"), no_args_is_help=True)
+app = typer.Typer(cls=default_command("run"), no_args_is_help=True)
 
 
 @app.callback()
@@ -170,7 +178,7 @@ def _served(models: list[str], url: str | None, endpoint: str | None, protocol: 
     if protocol:
         protocol_class(protocol)  # raises for an unknown name, before any request to a server
     if url is not None and endpoint is not None:
-        raise ConfigError("--url names a SGLang server and --endpoint an API. Give only one of them.")
+        raise ConfigError("--url names an SGLang server and --endpoint an API. Give only one of them.")
     if endpoint is None and url is None and len(models) == 1 and models[0].startswith(("http://", "https://")):
         return [model_of_server(models[0])], models[0]
     return models, url
@@ -209,9 +217,9 @@ class _Bars:
     """
 
     def __init__(self, cases: list[Case]) -> None:
-        from retool_mcore.run.status import Stage, bar_of_steps
+        from retool_mcore.run.status import StageColumn, bar_of_steps
 
-        self._progress = bar_of_steps(None, Stage(table_column=Column(no_wrap=True)))
+        self._progress = bar_of_steps(None, StageColumn(table_column=Column(no_wrap=True)))
         self._tasks = {case.name: self._progress.add_task(case.name, total=None, stage="") for case in cases}
         self._right, self._sampled = Counter[str](), Counter[str]()
         self._current = cases[0].name  # the case that is sampled now or next

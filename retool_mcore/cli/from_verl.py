@@ -94,7 +94,7 @@ FSDP = "choose parallel.tp: `retool plan` proposes layouts. verl's FSDP file has
 LEARNING = ("algorithm.", "critic.", "optim.", "train.", "validation.", "cluster.", "data.max")
 LEARNING_ROLLOUT = ("group_size", "temperature", "top_p", "max_response_tokens", "tools")
 MODES = {"sync": "sync", "colocate_async": "partial_rollout", "separate_async": "async"}
-# Settings that differ too much from verl's keys to be converted.
+# Settings that `_fill` skips: they differ too much from verl's keys. `convert` sets run.platform.
 BY_HAND = (
     "algorithm.rejection",
     "algorithm.router_replay",

@@ -32,8 +32,8 @@ from retool_mcore.process import (
     reopen_closed_outputs,
     restore_sigquit,
 )
-from retool_mcore.run.folder import require_free
-from retool_mcore.run.start import begin_early, early
+from retool_mcore.run.folder import require_unlocked
+from retool_mcore.run.start import begin_early, early_stages
 from retool_mcore.run.status import show_early_stage
 
 app = typer.Typer()
@@ -50,7 +50,7 @@ def _sft_rank(
     first = os.environ.get("RANK") == "0"  # unset without torchrun: training then refuses
     require_limits(run)
     with show_early_stage("sft") if first else nullcontext():
-        if os.environ.get("LOCAL_RANK") == "0" and not early():  # started by torchrun, not `retool sft`
+        if os.environ.get("LOCAL_RANK") == "0" and not early_stages():  # started by torchrun, not `retool sft`
             _check(run)
             begin_early("processes")
         from retool_mcore.run.export import finish
@@ -60,7 +60,7 @@ def _sft_rank(
     sft.train(run)
     if first:
         finish(run)
-    ignore_signals()  # only interpreter shutdown is left, in which Ray's exit handlers still import
+    ignore_signals()  # only shutdown is left; a signal would interrupt imports in Ray's exit handlers
 
 
 @app.command()
@@ -76,7 +76,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
         _print_dry_run(run)
         return
     require_limits(run)
-    require_free(run.run.dir)
+    require_unlocked(run.run.dir)
     begin_early("settings")
     with show_early_stage("sft"):
         _check(run)
@@ -96,7 +96,7 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
         _print_dry_run(run)
         return
     require_limits(run)
-    require_free(run.run.dir)
+    require_unlocked(run.run.dir)
     begin_early("checks")
     with show_early_stage("rl"):
         from retool_mcore.run.export import finish
@@ -108,9 +108,9 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
 
 def _check(run: RunConfig) -> None:
     from retool_mcore.platforms.base import get_platform
-    from retool_mcore.preflight.check import Machine, check, require
+    from retool_mcore.preflight.check import CheckScope, check, require
 
-    for note in require(check(run, Machine(platform=get_platform(run.run.platform)))):
+    for note in require(check(run, CheckScope(platform=get_platform(run.run.platform)))):
         echo(note)
 
 
@@ -214,7 +214,7 @@ def all_commands() -> typer.Typer:
     groups = (app, planner_app, preflight_app, report_app, reward_app, rollout_app, view_app)
     for commands in groups:
         root.registered_commands.extend(commands.registered_commands)
-    root.add_typer(config_app, name="config", help="Explain the keys of a run file; convert one from verl.")
+    root.add_typer(config_app, name="config", help="Explain a run file's keys; make one from verl's file.")
     root.add_typer(data_app, name="data", help="Make, convert and check data sets.")
     root.add_typer(sandbox_app, name="sandbox", cls=Commands, help="Serve the code sandbox over HTTP.")
     root.add_typer(

@@ -40,15 +40,15 @@ def plan(
     from retool_mcore.planner.data_lengths import lengths_of_data_file
     from retool_mcore.planner.hardware import hardware_of_run, parse
     from retool_mcore.planner.lengths import assumed, lengths_of_run_dir
-    from retool_mcore.planner.plan import make_plan, trainers
+    from retool_mcore.planner.plan import make_plan, training_devices
     from retool_mcore.planner.report import refusal, report
     from retool_mcore.planner.search import proposals
-    from retool_mcore.preflight.check import Machine, check, require
+    from retool_mcore.preflight.check import CheckScope, check, require
 
     run = load_run(config, settings_of(overrides, platform))
     chosen = get_platform(run.run.platform)
     with redirect_stdout(sys.stderr):  # libraries print on import
-        notes = require(check(run, Machine(platform=chosen, is_target=False)))
+        notes = require(check(run, CheckScope(platform=chosen, is_target=False)))
     for note in notes:
         echo(f"note: {note}", err=True)
     if platform and chosen.mapping() and not as_json:
@@ -58,7 +58,7 @@ def plan(
             f"--like {like} and --mean-tokens {mean_tokens:g} both set the lengths. Give only one of them."
         )
     devices = parse(hardware) if hardware else hardware_of_run(run)
-    training = trainers(run, devices).count
+    training = training_devices(run, devices).count
     if training < 1 or training % run.parallel.model_parallel:
         raise ConfigError(
             f"{run.source}: parallel.tp * pp * cp = {run.parallel.model_parallel} does not divide the {training} "

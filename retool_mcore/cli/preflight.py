@@ -36,7 +36,7 @@ def preflight(
 
     Exits with 2 if there is an error.
     """
-    from retool_mcore.preflight.check import Machine, check
+    from retool_mcore.preflight.check import CheckScope, check
     from retool_mcore.preflight.cluster import check_cluster
 
     run = load_run(config, settings_of(overrides, platform))
@@ -46,7 +46,7 @@ def preflight(
         if cluster:
             findings = check_cluster(run, chosen, wait_s, terminal)
         else:
-            findings = check(run, Machine(platform=chosen, thorough=True, data=not without_data), terminal)
+            findings = check(run, CheckScope(platform=chosen, thorough=True, data=not without_data), terminal)
     counts = {
         severity: sum(finding.severity == severity for finding in findings) for severity in ("error", "warning", "ok")
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 from retool_mcore.errors import ConfigError
 
-SFT_FILE = ("engine", "optim", "model")  # top-level sections that only verl's SFT files have
+SFT_SECTIONS = ("engine", "optim", "model")  # top-level sections that only verl's SFT files have
 TRAINER = "main_ppo"  # module of verl's trainer; its command has the settings
 # Commands that may change variables in ways that this parser does not follow.
 REFUSED = {
@@ -80,7 +80,7 @@ def read_file(path: Path) -> Any:
         raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
     if not OmegaConf.is_dict(table):
         raise ConfigError(f"{path} is not a table of verl's settings. Give the YAML of verl's trainer.")
-    if any(name in table for name in SFT_FILE):
+    if any(name in table for name in SFT_SECTIONS):
         raise ConfigError(
             f"{path} is a file for verl's SFT, but only RL files can be converted. docs/from_verl.md lists the few "
             "keys of SFT."
@@ -89,7 +89,7 @@ def read_file(path: Path) -> Any:
 
 
 def _config_file(script: Script, source: Path) -> Any:
-    """The YAML of a script's --config-path and --config-name; empty if the file is verl's own."""
+    """The YAML of --config-path and --config-name; only model_engine for verl's own file."""
     from omegaconf import OmegaConf
 
     if not script.name or (not script.path and script.name.startswith("ppo_")):
@@ -216,7 +216,7 @@ class _Reader:
             return ["$"]
         self._at = match.end()
         if match["sum"] is not None:
-            return [_sum(_Reader(match["sum"], self._variables)._names())]
+            return [_arithmetic(_Reader(match["sum"], self._variables)._substituted())]
         if match["pwd"] or match["arguments"]:
             return ["."] if match["pwd"] else []
         known = self._variables.get(match["array"] or match["name"] or match["plain"])
@@ -224,14 +224,14 @@ class _Reader:
             return [" ".join(_Reader(match["default"], self._variables)._statement(""))]
         return [match[0]] if known is None else known
 
-    def _names(self) -> str:
+    def _substituted(self) -> str:
         """Substitute variables in an arithmetic expression, with or without "$"."""
         return re.sub(
             r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: self._variables.get(match[1], [match[0]])[0], self._text
         )
 
 
-def _sum(text: str) -> str:
+def _arithmetic(text: str) -> str:
     def value(node: ast.expr) -> int:
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             return OPERATORS[type(node.op)](value(node.left), value(node.right))

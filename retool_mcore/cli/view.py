@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from retool_mcore.cli.common import echo, guarded, output_named
+from retool_mcore.cli.common import check_output, echo, guarded
 
 app = typer.Typer()
 
@@ -33,7 +33,7 @@ def view(
     from retool_mcore.report.view.page import Written, write_page
     from retool_mcore.report.view.sources import open_source
 
-    output_named(out, ".html", runs)
+    check_output(out, ".html", runs)
 
     def write(live: str = "") -> Written:
         sources = [open_source(path) for path in runs]

@@ -41,8 +41,9 @@ class Algorithm(Section):
 
     "ppo" clips the ratio; a clipped token has no gradient. "gspo" uses one ratio per response, the
     geometric mean of its tokens' ratios; its paper clips at 3e-4 and 4e-4. "cispo" uses the clipped
-    ratio as a constant weight of the log-probability, so every token keeps a gradient. With clip[0]
-    = 1 its lower side is open, as in its paper. "sapo" replaces the clip by a smooth gate; see tau.
+    ratio as a constant weight of the log-probability, so every token keeps a gradient. With
+    clip[0] = 1, it has no lower bound, as in its paper. "sapo" replaces the clip with a smooth
+    gate; see tau.
     """
 
     clip: list[float] = Field(default=[0.2, 0.28], min_length=2, max_length=3)
@@ -76,7 +77,7 @@ class Algorithm(Section):
     """GRPO: divide a group's advantages by the standard deviation of its rewards."""
 
     gamma: Discount = 1.0
-    """Discount of the reward per token before it, for "ppo" and "reinforce_plus_plus" only."""
+    """Per-token discount of the reward, for "ppo" and "reinforce_plus_plus" only."""
 
     lam: Discount = 1.0
     """PPO's lambda (GAE). 1 estimates the return from rewards alone.
@@ -249,10 +250,10 @@ class Algorithm(Section):
                 f'with algorithm.kl_in = "reward" nothing uses the gradient. Use "{self.kl_type[0:2]}"'
             )
         if self.old_log_prob == "rollout" and (self.importance_sampling != "off" or self.rejection != "off"):
-            self._check_engines_ratio()
+            self._check_bypass_mode()
         return self
 
-    def _check_engines_ratio(self) -> None:
+    def _check_bypass_mode(self) -> None:
         """Refuse what verl's loss "bypass_mode" does not support.
 
         verl uses that loss for old_log_prob = "rollout" with importance_sampling or rejection.

@@ -46,7 +46,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _kind_of_file(path: Path, content: bytes) -> str:
     """What a file that is not TOML seems to be, and what to do; "" if unknown."""
-    run_file = "A run file has sections, [train], with lines such as steps = 10: see configs/rl_tiny_cpu.toml."
+    run_file = "A run file has sections like [train] with lines like steps = 10: see configs/rl_tiny_cpu.toml."
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "it is UTF-16. Save it as UTF-8."
     if b"\0" in content:

@@ -42,7 +42,7 @@ class RlData(Prompts):
     """Allow training on more than a tenth of the problems of a file in validation.files."""
 
     curriculum: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Below 1: sample prompts that are always or never solved less often. 1: sample all equally.
+    """Below 1: sample always-solved and never-solved prompts less often. 1: sample all equally.
 
     Each consecutive group that is all right or all wrong halves the share of epochs that sample its
     prompt. This setting is the lowest share: 0.125 samples the prompt at least every eighth epoch.
@@ -79,7 +79,7 @@ class RlTrain(Section):
     max_staleness: dict[Literal["drop", "wait"], PositiveInt] = Field(default={"drop": 7}, min_length=1, max_length=1)
     """Maximum number of weight syncs between a prompt's start and its training; not in mode "sync".
 
-    { drop = 7 } replaces an older prompt by another one. { wait = 7 } delays the step until the
+    { drop = 7 } replaces an older prompt with another one. { wait = 7 } delays the step until the
     prompt is finished.
     """
 
@@ -146,8 +146,7 @@ class Reward(Section):
     """Further conditions for the reward of a right answer.
 
     "format": the response has no malformed call. "simplified": the answer is about as simple as the
-    truth, and a number if the truth is a number, so it is not copied from the problem. See
-    reward/README.md.
+    truth (a number if the truth is one), not copied from the problem. See reward/README.md.
     """
 
     @model_validator(mode="after")

@@ -133,8 +133,8 @@ class Rollout(ToolLoop):
     tracked_trajectories: Annotated[int, Field(ge=0)] = 0
     """Number of recorded trajectories that each step and validation sends to run.trackers; 0: none.
 
-    Wrong and right ones alternate. They appear as a table, in TensorBoard as text. The tracker's
-    server then has the prompts and answers.
+    Wrong and right ones alternate. They appear as a table, in TensorBoard as text. This
+    uploads prompts and answers to the tracker.
     """
 
     gpus: Annotated[int, Field(ge=0)] = 0

@@ -89,7 +89,7 @@ class Parallel(Section):
     """Pipeline parallel size: stages that the layers are divided into."""
 
     vpp: PositiveInt = 1
-    """Interleaved model chunks per pipeline stage. More shrink the bubble but add messages."""
+    """Interleaved model chunks per pipeline stage. More chunks: smaller bubble, more sends."""
 
     cp: PositiveInt = 1
     """Context parallel size: ranks that split the tokens of each sequence."""
@@ -287,9 +287,12 @@ class RunConfig(JobConfig):
                 f'best.metric = "{metric}" does not imply whether high or low is better. Write "max {metric}" or '
                 f'"min {metric}"'
             )
-        if not every:
-            raise ValueError(f'best.metric = "{metric}" needs validation, but {key} = 0 disables it. Set {key}')
-        if not saved or every % saved:
+        for setting, interval in ((key, every), ("checkpoint.every_steps", saved)):
+            if not interval:
+                raise ValueError(
+                    f'best.metric = "{metric}" needs validations and checkpoints, but {setting} = 0. Set it'
+                )
+        if every % saved:
             raise ValueError(
                 f'best.metric = "{metric}" needs every validated step to be saved, but {key} = {every} is not a '
                 f"multiple of checkpoint.every_steps = {saved}. Make them equal, or the first a multiple of the second"

@@ -26,7 +26,7 @@ from retool_mcore.config.base import is_table, is_tables
 from retool_mcore.config.shared import DATE, END_OF_TURN, FORMAT_FILE
 from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.errors import DataError
-from retool_mcore.run.folder import write_whole
+from retool_mcore.run.folder import write_atomic
 
 ANSWER_FORMAT = "Put your final answer within \\boxed{}."
 
@@ -295,7 +295,7 @@ def _record(folder: str | Path) -> dict[str, Any]:
 
 def _write(folder: Path, values: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / FORMAT_FILE, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(folder / FORMAT_FILE, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
 def format_of_prompts(prompts: Iterable[Sequence[Mapping[str, Any]]], protocol: str = "") -> PromptFormat:

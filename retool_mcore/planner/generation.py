@@ -145,7 +145,7 @@ def decode(
     (slots, limit), tokens = engines.slots, engines.count * engines.responses * lengths.mean
     full_s = engines.step_s(slots, slots * lengths.context)
     if config.train.mode == "async":
-        seconds, concurrent = stream(engines, training_s)
+        seconds, concurrent = async_step(engines, training_s)
         return Decoding(
             seconds=seconds - training_s, longest_turn_s=lengths.limit * full_s, concurrency=concurrent,
             tokens_per_s=tokens / seconds, limit="the trainer" if seconds == training_s else limit,
@@ -160,7 +160,7 @@ def decode(
     )  # fmt: skip
 
 
-def stream(engines: Engines, training_s: float) -> tuple[float, float]:
+def async_step(engines: Engines, training_s: float) -> tuple[float, float]:
     """Seconds per step in mode "async", and the number of concurrent responses per engine.
 
     A batch is in flight from its first request to the end of its training. A step takes at least

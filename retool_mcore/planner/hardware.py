@@ -1,6 +1,6 @@
 """Roofline models of devices, with data-sheet figures.
 
-calibration.py has the shares of these figures that runs reach.
+calibration.py has the achieved fractions of these figures.
 """
 
 import re

@@ -143,7 +143,7 @@ def lengths_of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
 def lengths_of_rows(rows: Sequence[Mapping[str, float]], note: str = "") -> Lengths:
     """The lengths from the metrics of RL steps. Raises ConfigError if the metrics lack them."""
     if not any(row.keys() >= NEEDED for row in rows):
-        raise ConfigError(f"{note}, which lack {min(NEEDED)}, a metric of RL. Give a run of the same kind.")
+        raise ConfigError(f"{note}, but the steps lack {min(NEEDED)}, an RL metric. Give an RL run.")
     mean, longest = _mean(rows, "response_length/mean"), _mean(rows, "response_length/max")
     steps = [row for row in rows if "behavior/model_tokens" in row]
     return Lengths(

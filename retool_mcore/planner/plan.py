@@ -11,11 +11,11 @@ from retool_mcore.planner.generation import calls_of, decode
 from retool_mcore.planner.hardware import Hardware
 from retool_mcore.planner.lengths import Lengths, assumed
 from retool_mcore.planner.memory import RolloutMemory, TrainMemory, rollout_memory, train_memory
-from retool_mcore.planner.steptime import Work, offload_s, optimizer_s, pass_s, passes_of, stretch, sync_s
+from retool_mcore.planner.steptime import Work, offload_s, optimizer_s, pass_s, passes_of, pipeline_slowdown, sync_s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sandboxes:
+class SandboxLoad:
     """The load of a step's tool calls on the sandbox."""
 
     calls_per_s: float  # over all nodes, during rollouts
@@ -33,13 +33,13 @@ class Plan:
     train: TrainMemory
     rollout: RolloutMemory | None
     phases: dict[str, float]  # name -> seconds per step
-    parts: dict[str, float]  # part of a step between two heartbeats (run/heartbeat.py) -> its longest seconds
+    parts: dict[str, float]  # part of a step between two heartbeats (run/heartbeat.py) -> its maximum seconds
     mean_tokens: float  # mean sequence length (prompt + response), assumed or known
     tokens_per_step: float
     steps: int
     device_gib: float
     notes: tuple[str, ...] = ()
-    sandbox: Sandboxes | None = None
+    sandbox: SandboxLoad | None = None
 
     @property
     def step_s(self) -> float:
@@ -137,7 +137,7 @@ class Plan:
         return parts
 
 
-def trainers(config: SftConfig | RlConfig, hardware: Hardware) -> Hardware:
+def training_devices(config: SftConfig | RlConfig, hardware: Hardware) -> Hardware:
     """The training devices: all, or in mode "async" those without engines."""
     own = config.rollout.gpus if isinstance(config, RlConfig) else 0
     return Hardware(hardware.device, hardware.count - own)
@@ -153,7 +153,7 @@ def make_plan(
 ) -> Plan:
     """Plan a run as configured. Without ``lengths``, assume them from the configuration."""
     parallel, memory, micro = config.parallel, config.memory, config.train.micro_batch_tokens
-    training = trainers(config, hardware)
+    training = training_devices(config, hardware)
     dp = training.count // parallel.model_parallel
     train = train_memory(
         shape, parallel, memory, dp=dp, micro_batch_tokens=micro, fused=hardware.device.fused,
@@ -180,7 +180,7 @@ def _rl_plan(
     rollout = rollout_memory(shape, train, config.memory, config.rollout, device=hardware.device)
     work = Work.of(config.train.prompts_per_step * config.rollout.group_size, lengths.sequence, lengths.spread)
     training = _training_phases(
-        config, shape, trainers(config, hardware), dp=dp, train=train, work=work, lengths=lengths
+        config, shape, training_devices(config, hardware), dp=dp, train=train, work=work, lengths=lengths
     )
     training_s = sum(training.values())
     decoding = decode(shape, hardware, config, rollout, lengths, training_s=training_s)
@@ -217,7 +217,7 @@ def _training_phases(
             shape, devices, parallel, work, passes=1, micro_batches=math.ceil(micro_batches),
             fp8=config.model.fp8 != "off", lora=config.lora,
         )  # fmt: skip
-        phases["old_log_prob"] = forward * stretch(shape, parallel, micro_batches) + calibrated("phase_s")
+        phases["old_log_prob"] = forward * pipeline_slowdown(shape, parallel, micro_batches) + calibrated("phase_s")
     update = _train_s(config, shape, devices, work, updates=updates, lengths=lengths)
     update += updates * (optimizer_s(shape, devices, parallel, memory, dp, lora=config.lora) + calibrated("phase_s"))
     phases["update"] = update + responses / dp * calibrated("update_response_s")
@@ -240,12 +240,12 @@ def _train_s(
         passes=passes_of(memory, math.ceil(shape.layers / parallel.pp), twice),
         micro_batches=math.ceil(micro_batches) * updates, fp8=config.model.fp8 != "off", lora=config.lora,
     )  # fmt: skip
-    return seconds * stretch(shape, parallel, micro_batches)
+    return seconds * pipeline_slowdown(shape, parallel, micro_batches)
 
 
-def _sandboxes(config: RlConfig, seconds: float, calls: float) -> Sandboxes:
+def _sandboxes(config: RlConfig, seconds: float, calls: float) -> SandboxLoad:
     calls_per_s = config.train.prompts_per_step * config.rollout.group_size * calls / seconds
     cores = calls_per_s * calibrated("execution_cpu_s") / config.cluster.nodes
     # Calls come in bursts, because all responses of a step start together. So recommend workers for
     # twice the mean load, and at least 4.
-    return Sandboxes(calls_per_s=calls_per_s, cores_per_node=cores, workers_per_node=max(4, math.ceil(2 * cores)))
+    return SandboxLoad(calls_per_s=calls_per_s, cores_per_node=cores, workers_per_node=max(4, math.ceil(2 * cores)))

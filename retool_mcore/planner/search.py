@@ -9,7 +9,7 @@ from retool_mcore.config import RlConfig, SftConfig
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.planner.hardware import DEVICES_PER_NODE, Hardware
 from retool_mcore.planner.lengths import Lengths
-from retool_mcore.planner.plan import Plan, make_plan, trainers
+from retool_mcore.planner.plan import Plan, make_plan, training_devices
 
 SIZES = (1, 2, 4, 8)
 FRACTIONS = tuple(percent / 100 for percent in range(30, 95, 5))
@@ -25,7 +25,9 @@ def proposals(config: Config, shape: ModelShape, hardware: Hardware, lengths: Le
     """
     plans: list[Plan] = []
     for on_cpu in (0.0,) if config.lora.rank else (0.0, 1.0):
-        for layout in _layouts(_with(config, "memory", optimizer_on_cpu=on_cpu), shape, trainers(config, hardware)):
+        for layout in _layouts(
+            _with(config, "memory", optimizer_on_cpu=on_cpu), shape, training_devices(config, hardware)
+        ):
             plan = _fastest(layout, shape, hardware, lengths)
             plans += [plan] if plan is not None else []
         if plans:
@@ -68,10 +70,11 @@ def _layouts(config: Config, shape: ModelShape, hardware: Hardware) -> Iterator[
 
 
 def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
-    """Yield the recomputation modes, with micro-batches of the longest sequence or as configured.
+    """Yield the recomputation modes, each with several sizes of micro-batches.
 
-    With "auto", micro-batches may be smaller. An MoE model uses full recomputation, because the
-    number of tokens per expert is not known in advance.
+    A micro-batch has the longest sequence or the configured size; with "auto", it may be smaller.
+    An MoE model uses full recomputation with 1 to 3 times the longest sequence, because the number
+    of tokens per expert is not known in advance.
     """
     longest = math.ceil(config.max_sequence_tokens / config.parallel.cp)
     sizes = sorted({longest, max(longest, config.train.micro_batch_tokens)})

@@ -98,7 +98,7 @@ def optimizer_s(
     return messages + on_device + over_link
 
 
-def stretch(shape: ModelShape, parallel: Parallel, micro_batches: float) -> float:
+def pipeline_slowdown(shape: ModelShape, parallel: Parallel, micro_batches: float) -> float:
     """The slowdown factor of pipeline parallelism.
 
     It includes the pipeline bubble and the output head, which only the last stage has.

@@ -30,17 +30,17 @@ RAY = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 def require_limits(config: RunConfig) -> None:
     """Check the limits of this process and the permissions of the run's folder.
 
-    Raises soft limits that are too low to the minimum, if the hard limits permit. Raises
-    PlatformError for a limit that stays too low, and ConfigError for the folder.
+    Increases too-low soft limits to the minimum if the hard limits permit. Raises PlatformError for
+    a limit that stays too low, and ConfigError for the folder.
     """
-    if problem := open_files_problem() or threads_problem() or address_space_problem(get_platform(config.run.platform)):
+    if problem := ensure_open_files() or ensure_threads() or address_space_problem(get_platform(config.run.platform)):
         raise PlatformError(problem)
     if problem := folder_problem(config):
         raise ConfigError(f"{config.source}: {problem}")
 
 
-def open_files_problem() -> str:
-    """The problem with `ulimit -n`, or ""."""
+def ensure_open_files() -> str:
+    """Raise the soft limit of `ulimit -n` to the minimum; return why that is impossible, or ""."""
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < MIN_OPEN_FILES <= hard or (files < MIN_OPEN_FILES and hard == resource.RLIM_INFINITY):
         resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_OPEN_FILES, hard))
@@ -52,8 +52,11 @@ def open_files_problem() -> str:
     return ""
 
 
-def threads_problem() -> str:
-    """The problem with `ulimit -u`, or "". The limit does not apply to root."""
+def ensure_threads() -> str:
+    """Raise the soft limit of `ulimit -u` to the minimum; return why that is impossible, or "".
+
+    The limit does not apply to root.
+    """
     threads, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() == 0 or threads == resource.RLIM_INFINITY or threads >= MIN_THREADS:
         return ""

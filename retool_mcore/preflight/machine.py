@@ -20,9 +20,9 @@ from retool_mcore.preflight.findings import Finding, error, missing, ok, warning
 from retool_mcore.preflight.limits import (
     MIN_OPEN_FILES,
     address_space_problem,
+    ensure_open_files,
+    ensure_threads,
     folder_problem,
-    open_files_problem,
-    threads_problem,
 )
 from retool_mcore.run.trackers import check_trackers
 from retool_mcore.verl.private_names import SEAMS
@@ -190,8 +190,8 @@ def shared_memory(platform: Platform) -> Iterator[Finding]:
 def open_files(platform: Platform) -> Iterator[Finding]:
     """Check the shell's limits against what a run needs and what is recommended."""
     problems = {
-        "open files": open_files_problem(),
-        "processes": threads_problem(),
+        "open files": ensure_open_files(),
+        "processes": ensure_threads(),
         "address space": address_space_problem(platform),
     }
     for name, problem in problems.items():

@@ -47,7 +47,7 @@ def check_protocols(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> tu
 
 
 def _served(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The protocol of a row in the form of ``name``, rendered with this model's template.
+    """The protocol that this model's template gives rows of form ``name``.
 
     The template decides the protocol of rows with tool calls. Raises CheckpointError.
     """

@@ -23,7 +23,7 @@ from retool_mcore.report.evaluations import BeforeAfter, all_reports, before_and
 from retool_mcore.report.numbers import duration, number, share
 from retool_mcore.report.record import RunRecord, read_run, state_of
 from retool_mcore.report.warnings import warnings_of
-from retool_mcore.run.folder import write_whole
+from retool_mcore.run.folder import write_atomic
 from retool_mcore.run.status import printable
 
 FORMS = (".html", ".md")
@@ -40,7 +40,7 @@ def write_report(paths: Sequence[Path], out: Path, named_reports: Sequence[Path]
         raise ConfigError(f"--out {out}: the name must end in {' or '.join(FORMS)}.")
     report, notes = make_report([read_run(path) for path in paths], named_reports)
     if out.suffix == ".html":
-        write_whole(out, environment().get_template("report.html.jinja").render(report=report))
+        write_atomic(out, environment().get_template("report.html.jinja").render(report=report))
     else:
         _write_markdown(report, out)
     return notes
@@ -54,14 +54,14 @@ def _write_markdown(report: Report, out: Path) -> None:
         pictures = [picture for block in section.blocks if isinstance(block, Pictures) for picture in block.pictures]
         for index, picture in enumerate(pictures, 1):
             file = folder / f"{section.anchor}_{index}.svg"
-            write_whole(file, picture.svg)
+            write_atomic(file, picture.svg)
             files[id(picture)] = f"{folder.name}/{file.name}"
 
     def file_of(picture: Picture) -> str:
         return files[id(picture)]
 
     text = environment().get_template("report.md.jinja").render(report=report, file_of=file_of)
-    write_whole(out, text)
+    write_atomic(out, text)
 
 
 def labels_of(runs: Sequence[RunRecord]) -> list[str]:
@@ -136,11 +136,11 @@ def _tiles(label: str, run: RunRecord, evaluated: Sequence[BeforeAfter]) -> Tile
     if run.kind == "sft" and run.values(metric):
         first, last = run.values(metric)[0], run.values(metric)[-1]
         tiles.append(Tile(label=word, value=number(last), note=f"nats per token; first value: {number(first)}"))
-    rate, mfu = sections.usual(run, "tokens_per_s"), sections.usual(run, "mfu")
+    rate, mfu = sections.median_after_warmup(run, "tokens_per_s"), sections.median_after_warmup(run, "mfu")
     if rate is not None:
         note = f"MFU {mfu:.1%}" if mfu is not None else ""  # the section "Throughput" explains a missing MFU
         tiles.append(Tile(label="tokens per second", value=number(rate), note=note))
-    step_s = sections.usual(run, "timing_s/step")
+    step_s = sections.median_after_warmup(run, "timing_s/step")
     if step_s is not None:
         tiles.append(Tile(label="time per step", value=duration(step_s), note="median, without validation"))
     return Tiles(title=label, tiles=tiles)

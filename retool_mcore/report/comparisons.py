@@ -18,7 +18,7 @@ INTERVALS = (
     "A difference whose interval contains 0 may be chance."
 )
 VALIDATIONS = (
-    "The run's own validations on held-out problems. The 95 % intervals are for other problems of the same kind. All "
+    "The run's own validations on held-out problems. The 95 % intervals generalize to other problems like these. All "
     "validations have the same problems, so a difference between two is more certain than the intervals suggest. "
     "`retool eval` pairs the problems."
 )
@@ -73,9 +73,7 @@ def models_section(runs: Labelled, evaluated: Evaluated) -> ReportSection:
         if rows := list(_pairs(models)):
             head = ("paired by problem", "difference", "gained / lost")
             blocks.append(Table(head=head, rows=rows))
-            text = (
-                "Gained and lost: problems of which only one of the two models has more than half of the samples right."
-            )
+            text = "Gained / lost: problems where only the second / first model gets over half of the samples right."
             blocks.append(Text(text=text, quiet=True))
     if not blocks:
         blocks.append(Text(text="No two models have evaluations of the same problems.", quiet=True))

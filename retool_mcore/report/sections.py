@@ -103,7 +103,7 @@ def speed(runs: Labelled) -> ReportSection:
         ("perf/throughput", "tokens per second and device"),
         ("engine/cache_hit_rate", "hit rate of the prefix cache"),
     ):
-        values = [usual(run, metric) for _, run in runs]
+        values = [median_after_warmup(run, metric) for _, run in runs]
         if any(value is not None for value in values):
             rows.append((heading, *("not recorded" if value is None else number(value) for value in values)))
     blocks: list[Block] = []
@@ -121,7 +121,7 @@ def _has_any(panel: Panel, runs: Labelled) -> bool:
     return any(run.series(metric) for _, run in runs for metric, _ in panel.lines)
 
 
-def usual(run: RunRecord, metric: str) -> float | None:
+def median_after_warmup(run: RunRecord, metric: str) -> float | None:
     """Return the median over steps, without the first (warm-up) step."""
     values = run.values(metric)
     return median(values[1:] if len(values) > FEW_ROWS else values) if values else None
@@ -223,6 +223,6 @@ def dropped(runs: Labelled) -> ReportSection:
     elif of_rl:
         blocks.append(Text(text="Not recorded.", quiet=True))
     if len(of_rl) < len(runs):
-        text = "SFT prints the number of rows that are too long at its start, but does not record it."
+        text = "At its start, SFT prints how many rows are too long, but does not record it."
         blocks.append(Text(text=text, quiet=True))
     return ReportSection(title="Dropped, cut and malformed", blocks=blocks)

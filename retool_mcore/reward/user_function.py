@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
-from retool_mcore.config.named import load_named
+from retool_mcore.config.imports import import_object
 from retool_mcore.errors import ConfigError, RewardError
 from retool_mcore.reward.response import Response
 
@@ -86,4 +86,4 @@ class UserReward:
 @lru_cache(maxsize=1)
 def load_user_reward(path: str) -> UserReward:
     """Load the function that ``reward.function`` names, once per process. Raises ConfigError."""
-    return UserReward(path, load_named("reward.function", path))
+    return UserReward(path, import_object("reward.function", path))

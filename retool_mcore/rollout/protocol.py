@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from retool_mcore.config import ToolLoop
-from retool_mcore.config.named import load_named
+from retool_mcore.config.imports import import_object
 from retool_mcore.data import chat
 from retool_mcore.data.chat import decode, encode_piece, name_of
 from retool_mcore.data.prompt_format import retool_messages
@@ -401,7 +401,7 @@ def protocol_class(name: str) -> type[ToolProtocol]:
             f"Unknown rollout.protocol = {name!r}. Choose one of: {', '.join(PROTOCOLS)}, or name a subclass of "
             'ToolProtocol as "module:Name".'
         )
-    named = load_named("rollout.protocol", name)
+    named = import_object("rollout.protocol", name)
     if not (isinstance(named, type) and issubclass(named, ToolProtocol)):
         raise ConfigError(
             f'rollout.protocol = "{name}" is not a subclass of retool_mcore.rollout.protocol.ToolProtocol: {named!r}.'

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from retool_mcore.config.named import load_named
+from retool_mcore.config.imports import import_object
 from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import ConfigError
 from retool_mcore.rollout import schemas
@@ -150,7 +150,7 @@ def open_tools(names: tuple[str, ...]) -> tuple[Tool, ...]:
     for path in names:
         if path == TOOL_NAME:
             continue
-        named, where = load_named("rollout.tools", path), f'rollout.tools = ["{path}"]'
+        named, where = import_object("rollout.tools", path), f'rollout.tools = ["{path}"]'
         try:
             tools.append(check_tool(where, named() if isinstance(named, type) else named))
         except TypeError as error:  # an abstract class, or one that requires arguments

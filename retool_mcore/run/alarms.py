@@ -18,7 +18,7 @@ Row = Mapping[str, float]
 
 
 def alarms(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the problems visible in the metrics, from the first step on: alarm name -> sentence.
+    """Return the problems visible in the metrics: alarm name -> sentence.
 
     ``settings``: the sections of config.toml. docs/metrics.md lists the alarms.
     """

@@ -6,7 +6,7 @@
                                    format and hashes of their base model
         actor/optimizer/dist_ckpt/ Adam moments, float32 main weights and the schedule, sharded by
                                    Megatron
-        actor/extra/dist_ckpt/     RNG states of every rank
+        actor/extra/dist_ckpt/     RNG states per pp and tp rank
         critic/                    RL with a critic: as actor/
         transfer_queue             RL with prompts in flight: verl's queue
         checksums/                 checksums of each writer's files, while a save is incomplete
@@ -23,8 +23,8 @@ run overwrites it when it reaches that step again. A kill at any moment leaves t
 checkpoint valid, even during an asynchronous save. A checkpoint whose files fail the checksums is
 damaged: the next start renames it and resumes from the one before it.
 
-A run counts, resumes from and deletes only folders named ``global_step_N``, and in them only
-CONTENTS. It does not touch a user's copy such as ``global_step_8_keep``.
+A run touches only folders named ``global_step_N``, and only CONTENTS inside them. It
+does not touch a user's copy such as ``global_step_8_keep``.
 
 A file's checksum is the CRC-32 of the CRC-32s of its 64 MiB pieces, so that threads can share a
 large file. It detects corruption by disks and copies, even of four bytes, but does not stop an
@@ -70,7 +70,7 @@ from retool_mcore.config.base import is_table
 from retool_mcore.config.lora import Lora
 from retool_mcore.errors import CheckpointError, RunError
 from retool_mcore.run import heartbeat
-from retool_mcore.run.folder import explain_full_disk, is_full, write_whole
+from retool_mcore.run.folder import explain_full_disk, is_full, write_atomic
 
 STATE_FILE = "state.json"
 SUMS = "checksums"
@@ -350,7 +350,7 @@ class BestKeeper:
 
     def _write(self, best: BestStep) -> None:
         if self._writes:
-            write_whole(self._path, best.to_json() + "\n")
+            write_atomic(self._path, best.to_json() + "\n")
 
 
 def require_intact(config: RunConfig) -> list[str]:
@@ -514,7 +514,7 @@ def choose_resume(config: RunConfig) -> tuple[Saved | None, list[str]]:
         return None, notes
     changed = changed_settings(saved, config)
     if changed:
-        notes.append(f"note: changed since {saved.path.name}, from step {saved.step + 1}: {'; '.join(changed)}")
+        notes.append(f"note: new since {saved.path.name}, used from step {saved.step + 1}: {'; '.join(changed)}")
     if not is_last(config, saved.step):
         notes.append(f"note: resuming after step {saved.step}, from {saved.path}")
     return saved, notes
@@ -641,7 +641,7 @@ def record_checksums(role: Path, rank: int) -> None:
     times = [path.stat().st_mtime_ns for path in mine]
     sums = zip(mine, checksums_of(mine), times, strict=True)
     rows = {str(path.relative_to(folder)): {**asdict(checksum), "mtime_ns": time} for path, checksum, time in sums}
-    write_whole(folder / SUMS / f"{role.name}-{rank}.json", json.dumps(rows))
+    write_atomic(folder / SUMS / f"{role.name}-{rank}.json", json.dumps(rows))
 
 
 def _writing_rank(path: Path, role: Path) -> int | None:
@@ -748,7 +748,7 @@ def publish(config: RunConfig, step: int) -> None:
         "reshardable": config.checkpoint.reshardable,
         "files": files,
     }
-    write_whole(path, json.dumps(state, indent=2))
+    write_atomic(path, json.dumps(state, indent=2))
     complete, best = complete_checkpoints(path.parent.parent), read_best(config.run.dir)
     best_step = best.step(last=complete[-1].step) if best else None
     for old in complete[: -config.checkpoint.keep]:

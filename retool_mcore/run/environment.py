@@ -22,7 +22,7 @@ from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.model.files import file_hash
 from retool_mcore.platforms.base import Platform
 from retool_mcore.run.checkpoint import flat
-from retool_mcore.run.folder import write_whole
+from retool_mcore.run.folder import write_atomic
 
 ENVIRONMENT_FILE = "environment.json"
 PACKAGES = ("torch", "verl", "megatron-core", "mbridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
@@ -34,7 +34,7 @@ def write_environment(run_dir: Path, platform: Platform) -> None:
     """Write the versions and hardware of this node to ``<run>/environment.json``."""
     installed = {name: version for name, version in _versions().items() if version != NOT_INSTALLED}
     description = {"versions": installed, "hardware": _hardware(platform)}
-    write_whole(run_dir / ENVIRONMENT_FILE, json.dumps(description, indent=1) + "\n")
+    write_atomic(run_dir / ENVIRONMENT_FILE, json.dumps(description, indent=1) + "\n")
 
 
 def read_environment(run_dir: Path) -> dict[str, dict[str, str]]:

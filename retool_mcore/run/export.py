@@ -70,7 +70,7 @@ def export(run_dir: Path, to: Path, which: str = "newest", *, adapter: bool = Fa
                 _write_dtype(hidden)
             if (run_dir / FORMAT_FILE).is_file():
                 shutil.copy(run_dir / FORMAT_FILE, hidden / FORMAT_FILE)
-                _end_turns(hidden)
+                _add_eos(hidden)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
@@ -99,7 +99,7 @@ def _write_dtype(folder: Path) -> None:
     _write(path, values)
 
 
-def _end_turns(folder: Path) -> None:
+def _add_eos(folder: Path) -> None:
     """Add the run's end-of-turn token to the model's eos tokens, if it is missing there.
 
     Otherwise, a base model trained with another chat template would never stop generating.

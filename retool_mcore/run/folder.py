@@ -52,7 +52,7 @@ def lock_run(run_dir: Path, another: str = "set another run.name", name: str = "
     return handle
 
 
-def require_free(run_dir: Path) -> None:
+def require_unlocked(run_dir: Path) -> None:
     """Raise lock_run's ConfigError if another process holds the lock; does not take the lock.
 
     This lets a command fail before its slow imports. Waits up to WAIT_FOR_EXIT_S for the processes
@@ -118,7 +118,7 @@ def replacing(path: str | os.PathLike[str]) -> Generator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` atomically. Raises OSError, and then leaves ``path`` unchanged."""
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
@@ -177,8 +177,8 @@ def own_tmpdir(run_dir: Path, part: str = "", clean: Callable[[Path], bool] = la
     """Set a private TMPDIR for this process and its children, and remove it afterwards.
 
     wandb, verl, SGLang and killed processes leave files in TMPDIR. The name depends only on
-    ``run_dir`` and ``part``, so the next start removes what a killed run left. Before the removal,
-    ``clean(folder)`` removes what the files belong to, such as cgroups; it is repeated until
+    ``run_dir`` and ``part``, so the next start removes what a killed run left. First,
+    ``clean(folder)`` removes related resources, such as cgroups; it is retried for up to 5 s until
     it returns True. TMPDIR is unchanged if its path would be too long for Unix sockets, or if the
     folder cannot be removed because another user created it.
     """

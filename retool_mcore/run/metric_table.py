@@ -89,7 +89,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "response_length/min": ("tokens", "shortest response"),
         "response_length/max": ("tokens", "longest response"),
         "prompt_length/mean": ("tokens", "mean prompt length"),
-        "length/finished/p99": ("tokens", "99th percentile of the responses that the model ended"),
+        "length/finished/p99": ("tokens", "99th percentile of the lengths of responses that the model ended"),
         "tool/latency_s/p99": ("s", "99th percentile of a call's time from request to answer"),
         "tool/queue_s/p99": ("s", "99th percentile of a call's wait for a worker slot"),
         "rollout/dropped": ("", "trajectories that outages dropped"),
@@ -158,7 +158,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
 }  # fmt: skip
 
-# Names of verl 0.9.1 and of this package that nothing reads, and doubles of other names. A name
+# Names of verl 0.9.1 and of this package that nothing reads, and duplicates of other names. A name
 # that is also in METRICS is written.
 NOT_WRITTEN = (
     *("actor/loss", "actor/loss_tokens", "actor/entropy_loss", "actor/mfu", "actor/perf/*"),

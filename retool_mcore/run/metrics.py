@@ -15,7 +15,7 @@ from pathlib import Path
 from retool_mcore.config import RunConfig
 from retool_mcore.errors import ReToolError
 from retool_mcore.platforms.base import Platform
-from retool_mcore.run.folder import write_whole
+from retool_mcore.run.folder import write_atomic
 from retool_mcore.run.metric_table import is_of_validation, is_written
 from retool_mcore.run.start import start_times
 from retool_mcore.run.trackers import Trace, Trackers
@@ -121,7 +121,7 @@ class MetricWriter:
             return
         rows = _lines(self._path) if step else ()  # a run that starts over also rewrites step 0
         kept = [row for row in rows if row["step"] <= step]
-        write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        write_atomic(self._path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, step: int, metrics: Mapping[str, float], traces: Sequence[Trace] = ()) -> None:
         """Write a step's metrics (metric_table.py). Trackers also get ``traces``.

@@ -40,11 +40,11 @@ Mark = dict[str, Any]
 
 def begin_early(stage: str) -> None:
     """Record the start of ``stage`` in the environment, which exec and child processes inherit."""
-    marks = [*([] if stage in FIRST else early()), _mark(stage)]
+    marks = [*([] if stage in FIRST else early_stages()), _mark(stage)]
     os.environ[EARLY_ENV] = json.dumps(marks)
 
 
-def early() -> list[Mark]:
+def early_stages() -> list[Mark]:
     """Return the stages that began before the run's folder was locked."""
     return json.loads(os.environ.get(EARLY_ENV, "[]"))
 
@@ -54,7 +54,7 @@ def begin(run_dir: Path, stage: str) -> None:
 
     The first stage of a start overwrites the file of an earlier start.
     """
-    marks = early()
+    marks = early_stages()
     os.environ.pop(EARLY_ENV, None)
     anew = bool(marks) or stage in FIRST
     if not marks or marks[-1]["stage"] != stage:
@@ -66,7 +66,7 @@ def begin(run_dir: Path, stage: str) -> None:
 def begun(run_dir: Path) -> list[tuple[str, float]]:
     """Return the stages that have begun, each with its start in Unix seconds.
 
-    The differences come from the monotonic clock, so all stages must be of the same machine.
+    Durations use the monotonic clock, so all stages must be of the same machine.
     """
     try:
         lines = _file(run_dir).read_text(encoding="ascii").splitlines(keepends=True)

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from retool_mcore.run.start import STAGE_TEXTS, early
+from retool_mcore.run.start import STAGE_TEXTS, early_stages
 
 SLOW_AFTER_S = 5.0  # imports alone can take this long on a busy machine
 
@@ -29,7 +29,7 @@ notes = logging.getLogger(__name__)  # for code that has no terminal, such as a 
 
 
 def printable(text: str) -> str:
-    """Replace control characters by U+FFFD, except newline and tab."""
+    """Replace control characters with U+FFFD, except newline and tab."""
     return "".join(char if char in "\n\t" or unicodedata.category(char)[0] != "C" else "\ufffd" for char in text)
 
 
@@ -64,7 +64,7 @@ def line_of_stage(at_s: float, text: str) -> str:
 @contextmanager
 def show_early_stage(name: str) -> Generator[None]:
     """On a terminal, show the current early stage of command ``name`` while the block runs."""
-    marks = early()
+    marks = early_stages()
     with open(os.dup(2), "w", encoding="utf-8") as output:  # the block may redirect stderr
         console = Console(file=output)
         if not marks or not console.is_interactive:
@@ -90,7 +90,7 @@ def call_if_slow(function: Callable[[], None], since_s: float) -> Generator[None
 def counting_line(console: Console, text: str, since_s: float) -> Progress:
     """Create a transient line with ``text`` and the seconds since ``since_s`` (monotonic)."""
     line = Progress(
-        Stage(),
+        StageColumn(),
         console=console,
         transient=True,
         disable=not console.is_interactive,
@@ -101,7 +101,7 @@ def counting_line(console: Console, text: str, since_s: float) -> Progress:
     return line
 
 
-class Stage(ProgressColumn):
+class StageColumn(ProgressColumn):
     """Renders a task's field ``stage``, and the seconds since its field ``since_s``, if set."""
 
     def render(self, task: Task) -> Text:

@@ -22,7 +22,7 @@ from typing import Any
 from retool_mcore.config import JobConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.run.checkpoint import flat
-from retool_mcore.run.folder import write_whole
+from retool_mcore.run.folder import write_atomic
 from retool_mcore.run.status import notes
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class TrackerWithoutPurge:
 
     def _save_state(self, step: int) -> None:
         self._step = step
-        write_whole(self._state_path, json.dumps({"id": self._id, "step": step}) + "\n")
+        write_atomic(self._state_path, json.dumps({"id": self._id, "step": step}) + "\n")
 
     def log(self, row: Row, step: int, traces: Sequence[Trace] = ()) -> None:
         if step > self._step:

@@ -13,7 +13,7 @@ import yaml
 from retool_mcore.config import RlConfig, RunConfig, SftConfig
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import WITHOUT_DEVICES, Platform, get_platform
-from retool_mcore.preflight.check import Machine, check, require
+from retool_mcore.preflight.check import CheckScope, check, require
 from retool_mcore.verl.keys.tree import check_ppo_tree, ppo_defaults, ppo_tree, sft_defaults, sft_tree
 
 MISSING = "(not set)"
@@ -25,7 +25,9 @@ def dry_run(config: RunConfig) -> str:
     Raises ConfigError for settings that would fail on any machine.
     """
     platform = get_platform(config.run.platform)
-    problems = check(config, Machine(platform=platform, is_target=False))  # before the platform changes the environment
+    problems = check(
+        config, CheckScope(platform=platform, is_target=False)
+    )  # before the platform changes the environment
     notes = [*_prepare(platform), *require(problems)]
     defaults, tree = resolve(config, platform)
     changed = differences(defaults, tree)

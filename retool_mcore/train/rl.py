@@ -13,7 +13,7 @@ from retool_mcore.config import RlConfig
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms.base import Platform, engine_environment, get_platform
 from retool_mcore.platforms.network import use_loopback
-from retool_mcore.preflight.check import Machine, check, require
+from retool_mcore.preflight.check import CheckScope, check, require
 from retool_mcore.process import exit_on_sigterm, redirect_output, standard_exit_code
 from retool_mcore.run import start
 from retool_mcore.run.checkpoint import choose_resume, is_finished, is_last
@@ -42,7 +42,7 @@ def train(config: RlConfig) -> None:
         require_cluster(config)
         platform = get_platform(config.run.platform)
         platform.activate()  # before transformers is imported, which detects installed packages only once
-        notes = [] if is_finished(config) else require(check(config, Machine(platform=platform)))
+        notes = [] if is_finished(config) else require(check(config, CheckScope(platform=platform)))
     with (
         lock_run(config.run.dir),
         own_tmpdir(config.run.dir, clean=partial(remove_stale, young_s=0)),  # workers are killed with their sandboxes

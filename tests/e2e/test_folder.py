@@ -11,14 +11,14 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from retool_mcore.errors import ConfigError
-from retool_mcore.run.folder import lock_run, own_tmpdir, write_whole
+from retool_mcore.run.folder import lock_run, own_tmpdir, write_atomic
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.sandbox.supervisor.slots import remove_stale
 
 
 def test_a_kill_in_the_block_leaves_the_old_content(tmp_path: Path):
     path = tmp_path / "state.json"
-    write_whole(path, "old")
+    write_atomic(path, "old")
     code = (
         "import os, signal, sys; from retool_mcore.run.folder import replacing\n"
         f"with replacing({str(path)!r}) as draft:\n"

@@ -41,7 +41,7 @@ from retool_mcore.data.tokenizer import load_tokenizer, tokenizer_of
 from retool_mcore.data.tool import tool_call
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.platforms import get_platform
-from retool_mcore.preflight.check import Machine, check, require
+from retool_mcore.preflight.check import CheckScope, check, require
 
 FORMATS = [
     PromptFormat(),
@@ -208,10 +208,10 @@ def test_a_wrong_file_is_an_error_before_its_rows_are_tokenized(tmp_path: Path, 
     pq.write_table(pa.Table.from_pylist([row]), val)
     config = config_of(train, val, f"run.root={tmp_path}/runs")
     with pytest.raises(ConfigError, match=rf"^\S*val\.parquet.*{problem}"):
-        require(check(config, Machine(platform=get_platform("cpu"), is_target=False)))  # there is no model
+        require(check(config, CheckScope(platform=get_platform("cpu"), is_target=False)))  # there is no model
     pq.write_table(pq.read_table(train).slice(0, 0), train)
     with pytest.raises(ConfigError, match=r"^\S*train\.parquet.*no rows"):
-        require(check(config, Machine(platform=get_platform("cpu"), is_target=False)))
+        require(check(config, CheckScope(platform=get_platform("cpu"), is_target=False)))
 
 
 # ------------------------------------------------------- templates with today's date

@@ -13,7 +13,7 @@ from retool_mcore.planner.hardware import hardware_of_run, parse
 from retool_mcore.planner.lengths import Lengths, assumed
 from retool_mcore.planner.plan import Plan, make_plan
 from retool_mcore.planner.search import proposals
-from retool_mcore.planner.steptime import stretch
+from retool_mcore.planner.steptime import pipeline_slowdown
 from tests.unit.planner.plans import CONFIGS, SEVEN, THIRTY_TWO, rl, sft
 
 
@@ -128,10 +128,12 @@ def test_auto_costs_what_long_responses_recompute():
 
 
 def test_a_pipeline_waits_for_its_last_stage_which_has_the_head():
-    assert stretch(SEVEN, Parallel(), 100) == 1.0
+    assert pipeline_slowdown(SEVEN, Parallel(), 100) == 1.0
     layers, head = 28 * SEVEN.layer_params, SEVEN.head_params
-    assert stretch(SEVEN, Parallel(pp=2), 1e9) == pytest.approx((layers / 2 + head) / ((layers + head) / 2))
-    assert stretch(SEVEN, Parallel(pp=2), 4) == pytest.approx(1.25 * stretch(SEVEN, Parallel(pp=2), 1e9))
+    assert pipeline_slowdown(SEVEN, Parallel(pp=2), 1e9) == pytest.approx((layers / 2 + head) / ((layers + head) / 2))
+    assert pipeline_slowdown(SEVEN, Parallel(pp=2), 4) == pytest.approx(
+        1.25 * pipeline_slowdown(SEVEN, Parallel(pp=2), 1e9)
+    )
 
 
 def test_sglang_takes_its_share_of_what_the_idle_actor_leaves():

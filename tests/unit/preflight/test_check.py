@@ -7,11 +7,11 @@ import pytest
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.preflight.check import Machine, _findings, check
+from retool_mcore.preflight.check import CheckScope, _findings, check
 from retool_mcore.preflight.findings import missing
 from tests.unit.preflight.test_preflight import RL, good, settings, task  # noqa: F401  a fixture
 
-ELSEWHERE = Machine(platform=get_platform("cpu"), is_target=False)
+ELSEWHERE = CheckScope(platform=get_platform("cpu"), is_target=False)
 MISTAKES = """
 from retool_mcore.rollout.tools import Tool
 
@@ -35,7 +35,7 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def wrong(config: RlConfig, here: Machine = ELSEWHERE) -> list[str]:
+def wrong(config: RlConfig, here: CheckScope = ELSEWHERE) -> list[str]:
     return [each.text for each in check(config, here) if each.severity == "error"]
 
 

@@ -76,6 +76,6 @@ def test_too_few_threads_are_told_to_whom_the_limit_holds(
     monkeypatch.setattr(limits.os, "geteuid", lambda: user)
     monkeypatch.setattr(limits.resource, "getrlimit", lambda which: limit)
     monkeypatch.setattr(limits.resource, "setrlimit", lambda which, both: raised.append(both))
-    said = limits.threads_problem()
+    said = limits.ensure_threads()
     assert said.startswith(message) and bool(said) == bool(message)
     assert raised == ([(1024, 4096)] if limit == (100, 4096) else [])

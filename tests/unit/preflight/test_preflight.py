@@ -16,7 +16,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.model.shape import PUBLISHED
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs, machine
-from retool_mcore.preflight.check import Machine, _findings, require
+from retool_mcore.preflight.check import CheckScope, _findings, require
 from retool_mcore.preflight.cluster import NODE_SETTINGS, _node_facts
 from retool_mcore.preflight.findings import Finding, ok
 from retool_mcore.run.environment import differing, fingerprint
@@ -45,7 +45,7 @@ def good(task: Path, *more: str) -> RlConfig:
     return load_config(RlConfig, RL, settings(task, *more))
 
 
-HERE = Machine(platform=get_platform("cpu"))
+HERE = CheckScope(platform=get_platform("cpu"))
 
 
 def judged(name: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:

@@ -9,7 +9,7 @@ import pytest
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.preflight.check import Machine, check
+from retool_mcore.preflight.check import CheckScope, check
 from retool_mcore.preflight.limits import RAY, sockets
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -36,7 +36,7 @@ def short(request: pytest.FixtureRequest):
 
 def test_the_start_of_a_run_looks(short: Path, monkeypatch: pytest.MonkeyPatch):
     use_folder(monkeypatch, short, 109)
-    wrong = [each.text for each in check(SFT, Machine(platform=get_platform("cpu"))) if each.severity == "error"]
+    wrong = [each.text for each in check(SFT, CheckScope(platform=get_platform("cpu"))) if each.severity == "error"]
     assert any("has 109 bytes" in text for text in wrong)
 
 

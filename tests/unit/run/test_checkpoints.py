@@ -522,9 +522,9 @@ def test_changed_settings_that_a_run_may_change_are_notes_and_take_effect(tmp_pa
     settings = [f"{key}={new.strip(chr(39))}" for key, (_, new) in changes.items()]
     found, notes = checkpoint.choose_resume(load_config(RlConfig, RL_7B, [*here, *settings]))
     assert found is not None
-    [note] = [note for note in notes if "changed since global_step_50, from step 51: " in note]
+    [note] = [note for note in notes if "new since global_step_50, used from step 51: " in note]
     assert all(f"{key} was {old}, now {new}" in note for key, (old, new) in changes.items())
-    assert not any("changed since" in note for note in checkpoint.choose_resume(load_config(RlConfig, RL_7B, here))[1])
+    assert not any("new since" in note for note in checkpoint.choose_resume(load_config(RlConfig, RL_7B, here))[1])
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import pytest
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.run.environment import read_environment, write_environment
-from retool_mcore.run.folder import is_locked, lock_run, replacing, require_free, write_whole
+from retool_mcore.run.folder import is_locked, lock_run, replacing, require_unlocked, write_atomic
 
 
 def test_a_block_that_fails_leaves_the_old_content_and_no_draft(tmp_path: Path):
     path = tmp_path / "state.json"
-    write_whole(path, "old")
+    write_atomic(path, "old")
     with pytest.raises(KeyError), replacing(path) as draft:
         draft.write_text("half of the n")
         raise KeyError("step")
@@ -34,7 +34,7 @@ def test_bytes_are_on_disk_before_the_name_is_theirs(tmp_path: Path, monkeypatch
         synced.append((Path(os.readlink(f"/proc/self/fd/{file}")).read_text(), path.exists()))
 
     monkeypatch.setattr(os, "fsync", look)
-    write_whole(path, "new")
+    write_atomic(path, "new")
     assert synced == [("new", False)]
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o644, "others may read what a run leaves"
@@ -44,9 +44,9 @@ def test_a_run_that_is_ending_does_not_refuse_the_next_start(tmp_path: Path, mon
     held = lock_run(tmp_path / "run")
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", lambda seconds: (slept.append(seconds), len(slept) == 3 and held.close()))
-    require_free(tmp_path / "run")
+    require_unlocked(tmp_path / "run")
     assert len(slept) == 3
-    require_free(tmp_path / "new")
+    require_unlocked(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

@@ -47,7 +47,7 @@ def test_early_stages_are_written_with_the_first_stage_after_the_lock(tmp_path: 
     names, times = zip(*start.begun(tmp_path), strict=True)
     assert names == ("settings", "processes", "data", "model")
     assert sorted(times) == list(times)
-    assert not start.early(), "a run that this process starts next has its own stages"
+    assert not start.early_stages(), "a run that this process starts next has its own stages"
 
 
 def test_another_start_overwrites_the_stages_and_a_truncated_line_is_ignored(tmp_path: Path):

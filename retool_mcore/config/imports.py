@@ -8,7 +8,7 @@ from typing import Any
 from retool_mcore.errors import ConfigError
 
 
-def load_named(setting: str, path: str) -> Any:
+def import_object(setting: str, path: str) -> Any:
     """Import the object that ``setting`` names, such as "my_package.module:name".
 
     Searches Python's path and the current folder. Raises ConfigError if the module or the name does

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.config.named import load_named
+from retool_mcore.config.imports import import_object
 from retool_mcore.errors import ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_module_of_the_working_folder_is_found(here: Path):
-    assert load_named("reward.function", "mine_named:score")(None) == 1.0
+    assert import_object("reward.function", "mine_named:score")(None) == 1.0
     sys.modules.pop("mine_named")
 
 
@@ -39,7 +39,7 @@ def test_a_module_of_the_working_folder_is_found(here: Path):
 )
 def test_what_is_not_there_is_one_error(here: Path, path: str, message: str):
     with pytest.raises(ConfigError) as error:
-        load_named("reward.function", path)
+        import_object("reward.function", path)
     assert message in str(error.value) and f'reward.function = "{path}"' in str(error.value)
     sys.modules.pop("mine_named", None)
 
