@@ -50,7 +50,7 @@ def test_a_plan_has_the_lengths_of_a_previous_run_of_its_kind(tmp_path: Path):
     assert found.sequence == pytest.approx(tokens / 128, rel=0.001) and found.calls == 2
     assert f"{len(steps)} steps" in found.note and str(tmp_path) in found.note
     file.write_text('{"step": 1, "perf/total_num_tokens": 83081.0, "loss": 0.5}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="Give a run of the same kind"):
+    with pytest.raises(ConfigError, match="Give an RL run"):
         lengths_of_run_dir(tmp_path, run)
     (tmp_path / "config.toml").write_text((CONFIGS / "rl_tiny_cpu.toml").read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(ConfigError, match="Give a run of the same kind"):
