@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -37,18 +37,15 @@ from retool_mcore.run.start import begin_early, early_stages
 from retool_mcore.run.status import show_early_stage
 
 app = typer.Typer()
+R = TypeVar("R", SftConfig, RlConfig)
 
 
 @guarded
 def _sft_rank(
     config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False
 ) -> None:
-    run = load_config(SftConfig, config, settings_of(overrides, platform))
-    if dry_run:
-        _print_dry_run(run)
-        return
+    run = _load(SftConfig, config, settings_of(overrides, platform), dry_run=dry_run)
     first = os.environ.get("RANK") == "0"  # unset without torchrun: training then refuses
-    require_limits(run)
     with show_early_stage("sft") if first else nullcontext():
         if os.environ.get("LOCAL_RANK") == "0" and not early_stages():  # started by torchrun, not `retool sft`
             _check(run)
@@ -71,11 +68,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
     Checks the settings, then starts one process for each device by torchrun.
     """
     settings = settings_of(overrides, platform)
-    run = load_config(SftConfig, config, settings)
-    if dry_run:
-        _print_dry_run(run)
-        return
-    require_limits(run)
+    run = _load(SftConfig, config, settings, dry_run=dry_run)
     require_unlocked(run.run.dir)
     begin_early("settings")
     with show_early_stage("sft"):
@@ -91,11 +84,7 @@ def sft(config: Config, overrides: Overrides = None, platform: PlatformName = No
 @guarded
 def rl(config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False) -> None:
     """Reinforcement learning with verl's PPO trainer under Ray."""
-    run = load_config(RlConfig, config, settings_of(overrides, platform))
-    if dry_run:
-        _print_dry_run(run)
-        return
-    require_limits(run)
+    run = _load(RlConfig, config, settings_of(overrides, platform), dry_run=dry_run)
     require_unlocked(run.run.dir)
     begin_early("checks")
     with show_early_stage("rl"):
@@ -104,6 +93,16 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
 
     trainer.train(run)
     finish(run)
+
+
+def _load(kind: type[R], config: Path, settings: list[str], *, dry_run: bool) -> R:
+    """Load a run file and check this shell's limits; with --dry-run, print the report and exit."""
+    run = load_config(kind, config, settings)
+    if dry_run:
+        _print_dry_run(run)
+        raise typer.Exit
+    require_limits(run)
+    return run
 
 
 def _check(run: RunConfig) -> None:
