@@ -31,19 +31,20 @@ class SftDataset:
     source: str
     examples: Sequence[TokenizedChat]
     too_long: tuple[int, ...]  # indices of the dropped rows, from 0 across all files
+    max_length_tokens: int
 
     @property
     def num_tokens(self) -> int:
         return sum(len(example) for example in self.examples)
 
-    def dropped_note(self, max_length_tokens: int) -> str | None:
+    def dropped_note(self) -> str | None:
         """A note about dropped rows for the user; None if no row was dropped."""
         if not self.too_long:
             return None
         rows = len(self.examples) + len(self.too_long)
         return (
             f"{self.source}: {len(self.too_long)} of {rows} rows are longer than data.max_length_tokens = "
-            f"{max_length_tokens} and left out; the first is row {self.too_long[0]}"
+            f"{self.max_length_tokens} and left out; the first is row {self.too_long[0]}"
         )
 
 
@@ -76,7 +77,7 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
         raise DataError(
             f"{path}: all {len(too_long)} rows are longer than data.max_length_tokens = {max_length_tokens}"
         )
-    return SftDataset(path, examples, tuple(too_long))
+    return SftDataset(path, examples, tuple(too_long), max_length_tokens)
 
 
 def _compact(rendered: TokenizedChat) -> TokenizedChat:

@@ -204,7 +204,7 @@ def _sft_data(config: SftConfig, *, tokenized: bool, render: bool) -> Iterator[F
     for name, path in files:
         rows = load_sft(path, loaded, config.data.max_length_tokens)
         yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
-        if left_out := rows.dropped_note(config.data.max_length_tokens):
+        if left_out := rows.dropped_note():
             yield warning("data", left_out)
 
 

@@ -7,7 +7,7 @@ checkpoints atomically.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -95,22 +95,21 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
     """Train from the newest checkpoint to the last step; call with the run's folder locked."""
     timer = PhaseTimer()
     with progress(config, console) if rank == 0 else nullcontext(None) as show_resumed:
-        resume, engine, batches, val_batches = _prepare(config, platform, rank, console, timer)
+        begin_stage = partial(start.begin, config.run.dir) if rank == 0 else _ignore
+        resume, engine, batches, val_batches = _prepare(config, platform, rank, console, timer, begin_stage=begin_stage)
         done = resume.step if resume is not None else 0
         if resume is not None:
-            if rank == 0:
-                start.begin(config.run.dir, "checkpoint")
+            begin_stage("checkpoint")
             engine.load(resume.path)
         best = checkpoint.BestKeeper(config, done, writes=rank == 0)
         if best.lacks(done):  # killed before this validation, or best.metric is new
             best.record_validation(done, {"val_loss": engine.validation_loss(val_batches)})
+        if done < config.train.steps:
+            begin_stage("update")
         writer = None
         if show_resumed is not None:
             show_resumed(done)
-            if done < config.train.steps:
-                start.begin(config.run.dir, "update")
             writer = MetricWriter(config, resumed_step=done)
-            checkpoint.delete_incomplete(config)
             config.run.config_file.write_text(config.to_toml(), encoding="utf-8")
         timer.flush()
         saver = checkpoint.Saver(config, engine.save, rank=rank, barrier=dist.barrier)
@@ -152,22 +151,30 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
 
 
 def _prepare(
-    config: SftConfig, platform: Platform, rank: int, console: Console, timer: PhaseTimer
+    config: SftConfig,
+    platform: Platform,
+    rank: int,
+    console: Console,
+    timer: PhaseTimer,
+    *,
+    begin_stage: Callable[[str], None],
 ) -> tuple[checkpoint.Saved | None, SftEngine, BatchesOfRank, list[list[TokenizedChat]]]:
     """The checkpoint to resume from, the model on its engine, and this rank's part of the data.
 
-    Rank 0 also writes the files that describe the run. ``timer`` measures the optimizer's steps.
+    Rank 0 also writes the files that describe the run. ``timer`` measures the optimizer's steps;
+    ``begin_stage`` records the stages of the start.
     """
     from retool_mcore.verl.sft_engine import SftEngine, megatron_worker, time_optimizer
 
     chosen: list[Any] = [None, None]
     if rank == 0:
         day = pin_date(config.run.dir, config.model.path)
-        start.begin(config.run.dir, "data")
+        begin_stage("data")
         heartbeat.start(config.run.dir)
         resume, notes = checkpoint.choose_resume(config)
         for note in notes:
             print_text(console, note)
+        checkpoint.delete_incomplete(config)
         write_environment(config.run.dir, platform)  # before the model uses device memory
         chosen = [day, resume]
     dist.broadcast_object_list(chosen, src=0)  # the other ranks read a checkpoint only after rank 0's check
@@ -176,14 +183,15 @@ def _prepare(
         dist.all_gather_object(nodes, fingerprint(config) if os.environ["LOCAL_RANK"] == "0" else None)
         require_equal_nodes([node for node in nodes if node is not None])
     tokenizer = tokenizer_of(config.model, day=chosen[0])
+    if rank == 0:
+        record_format(config.run.dir, config.data_files[0][1], end_of_turn(tokenizer))
     data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
     held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
     if rank == 0:
-        record_format(config.run.dir, config.data_files[0][1], end_of_turn(tokenizer))
         for dataset in (data, *held_out):
-            if note := dataset.dropped_note(config.data.max_length_tokens):
+            if note := dataset.dropped_note():
                 print_text(console, f"note: {note}")
-        start.begin(config.run.dir, "model")
+    begin_stage("model")
     worker_config = sft_worker_config(config, platform)
     if rank == 0:
         (config.run.dir / "verl.yaml").write_text(worker_yaml(worker_config), encoding="utf-8")
@@ -193,6 +201,10 @@ def _prepare(
     dp_rank, size, batch = engine.dp_rank, engine.dp_size, config.train.global_batch
     batches = BatchesOfRank(data.examples, batch, config.run.seed, size, dp_rank, hidden_size=engine.shape.hidden)
     return chosen[1], engine, batches, validation_batches(held_out, batch, dp_size=size, dp_rank=dp_rank)
+
+
+def _ignore(stage: str) -> None:
+    """Record no stage: only rank 0 does."""
 
 
 def _require_world(config: SftConfig) -> None:

@@ -42,8 +42,8 @@ def test_rows_of_several_files_are_rendered_in_the_order_of_the_file_names(tmp_p
         ]
         assert data.num_tokens == sum(map(len, expected)) and data.too_long == (2,)
     note = "1 of 3 rows are longer than data.max_length_tokens = 400 and left out; the first is row 2"
-    assert data.dropped_note(400) == f"{data.source}: {note}"
-    assert load_sft(str(parts), tokenizer, 100_000).dropped_note(100_000) is None
+    assert data.dropped_note() == f"{data.source}: {note}"
+    assert load_sft(str(parts), tokenizer, 100_000).dropped_note() is None
     with pytest.raises(DataError, match="all 3 rows are longer"):
         load_sft(str(parts), tokenizer, max_length_tokens=1)
     with pytest.raises(DataError, match="no parquet file found"):

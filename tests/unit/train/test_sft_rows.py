@@ -8,7 +8,7 @@ from retool_mcore.errors import DataError
 
 
 def one_token_rows(source: str, tokens: range) -> SftDataset:
-    return SftDataset(source, [TokenizedChat([token], [1]) for token in tokens], ())
+    return SftDataset(source, [TokenizedChat([token], [1]) for token in tokens], (), max_length_tokens=1)
 
 
 def test_validation_takes_every_row_of_every_file_once():
