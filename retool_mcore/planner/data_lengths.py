@@ -14,7 +14,7 @@ from retool_mcore.data.rl_prompts import messages_of
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.rollout.protocol import protocol_of
 
-ROWS = 512  # number of rows to render at least, evenly spaced over a file; takes about a second
+ROWS = 512  # minimum number of rows to render, evenly spaced over a file; takes about a second
 
 
 @dataclass(frozen=True)

@@ -45,15 +45,11 @@ def changed_settings(runs: Sequence[RunRecord]) -> list[Setting]:
     changed: list[Setting] = []
     for key in keys:
         values = [settings.get(key) for settings in flat]
-        present = [_default(defaults.get(key, UNKNOWN), settings) for settings in flat if key in settings]
-        if any(_differs(value, default) for value, default in zip(_without_none(values), present, strict=True)):
+        default = defaults.get(key, UNKNOWN)
+        if any(_differs(settings[key], _default(default, settings)) for settings in flat if key in settings):
             shown = tuple(ABSENT if value is None else json.dumps(value, ensure_ascii=False) for value in values)
-            changed.append(Setting(key=key, values=shown, default=defaults.get(key, UNKNOWN)))
+            changed.append(Setting(key=key, values=shown, default=default))
     return changed
-
-
-def _without_none(values: Sequence[Any]) -> list[Any]:
-    return [value for value in values if value is not None]
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

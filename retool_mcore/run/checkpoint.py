@@ -314,10 +314,6 @@ class BestKeeper:
         if self.best is not None:
             self._write(self.best)
 
-    def lacks(self, step: int) -> bool:
-        """See ``lacks_value``."""
-        return lacks_value(self._config, step)
-
     def record_validation(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record the metric's value if a validation is due at ``step``.
 

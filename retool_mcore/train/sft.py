@@ -102,7 +102,7 @@ def _run(config: SftConfig, platform: Platform, rank: int, console: Console) -> 
             begin_stage("checkpoint")
             engine.load(resume.path)
         best = checkpoint.BestKeeper(config, done, writes=rank == 0)
-        if best.lacks(done):  # killed before this validation, or best.metric is new
+        if checkpoint.lacks_value(config, done):  # killed before this validation, or best.metric is new
             best.record_validation(done, {"val_loss": engine.validation_loss(val_batches)})
         if done < config.train.steps:
             begin_stage("update")

@@ -29,7 +29,7 @@ from retool_mcore.model.files import read_config
 from retool_mcore.model.shape import shape_of_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.run import checkpoint, start
-from retool_mcore.run.checkpoint import BestKeeper
+from retool_mcore.run.checkpoint import BestKeeper, lacks_value
 from retool_mcore.run.metrics import EXPERTS, MetricWriter, require_finite, token_rates
 from retool_mcore.run.signals import EndedBySignal, StopSignals
 from retool_mcore.verl.agent_loop import create_router, create_workers
@@ -292,8 +292,9 @@ class RlRun(EngineManager):
         if self._order is not None:
             self.train_dataloader_it = iter(self.train_dataloader)  # applies the state now, not at the first batch
         self.validated = {}
+        initial = self._run.validation.before and step == 0
         with open_dict(self.config):
-            self.config.trainer.val_before_train = self._best.lacks(step) or (self._run.validation.before and step == 0)
+            self.config.trainer.val_before_train = initial or lacks_value(self._run, step)
 
     @property
     def validates_now(self) -> bool:
