@@ -368,7 +368,7 @@ NAMES: dict[str, dict[Any, Any]] = {
     "train.mode": MODES,
 }
 FLOATS = {entry.key for entry in reference(("rl",)) if entry.kind.startswith("a number")}
-READERS: dict[str, Callable[[Get], Any]] = {
+READERS: dict[str, Callable[[Get], Any]] = {  # settings that are not simply the value of their key of verl
     "algorithm.filter_groups": _filter,
     "algorithm.clip": _clip,
     "algorithm.tau": lambda get: [float(get(f"{ACTOR_PREFIX}tau_{side}")) for side in ("pos", "neg")],
@@ -379,22 +379,17 @@ READERS: dict[str, Callable[[Get], Any]] = {
     ),
     "algorithm.loss_agg": lambda get: get(f"{ACTOR_PREFIX}loss_agg_mode"),
     "critic.warmup_steps": lambda get: max(0, get("trainer.critic_warmup") - 1),
-    "cluster.nodes": lambda get: get("trainer.nnodes"),
     "cluster.gpus_per_node": lambda get: get("trainer.n_gpus_per_node"),
     "data.train_file": _train_file,
     "data.max_prompt_tokens": lambda get: get("data.max_prompt_length"),
     "rollout.max_response_tokens": lambda get: get("data.max_response_length"),
     "rollout.tools": _tools,
     "validation.files": lambda get: _list(get("data.val_files")),
-    "validation.n": lambda get: get(f"{ROLLOUT_PREFIX}val_kwargs.n"),
-    "validation.temperature": lambda get: float(get(f"{ROLLOUT_PREFIX}val_kwargs.temperature")),
     "validation.every": lambda get: max(0, get("trainer.test_freq") or 0),
     "checkpoint.every_steps": lambda get: max(0, get("trainer.save_freq") or 0),
-    "model.path": lambda get: get("actor_rollout_ref.model.path"),
     "model.dtype": lambda get: get(f"{ACTOR_PREFIX}megatron.dtype"),
     "train.steps": lambda get: get("trainer.total_training_steps"),
     "train.micro_batch_tokens": _packed,
-    "train.mini_batch_prompts": lambda get: get(f"{ACTOR_PREFIX}ppo_mini_batch_size"),
     "train.mode": lambda get: get("trainer.v1.trainer_mode"),
     "run.name": lambda get: re.sub(r"[^A-Za-z0-9._-]+", "_", get("trainer.experiment_name")).lstrip("._-"),
     "memory.recompute": _recompute,
