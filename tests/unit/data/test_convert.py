@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,85 +19,23 @@ from retool_mcore.data.verify import answer_problem, format_problem
 from retool_mcore.errors import DataError
 from tests.unit.data.commands import refused, succeed
 
+FORMS = {row["name"]: row["value"] for _, row in read_jsonl(Path(__file__).with_name("conversations.jsonl"))}
 PROBLEM = "What is 2 + 2?"
 CODE = "print(2 + 2)"
 FENCED = f"<code>\n```python\n{CODE}\n```\n</code>"
 OUTPUT = "<interpreter>\n4\n</interpreter>"
 ANSWER = "<answer>\n\\boxed{4}\n</answer>"
-INLINE = f"Let me add.\n{FENCED}\n{OUTPUT}\nSo it is four.\n{ANSWER}"
-RAW = {
-    "messages": [
-        {"role": "user", "content": f"Solve it. You may write code.\n\n{QUESTION_HEADER}\n{PROBLEM}"},
-        {"role": "assistant", "content": INLINE},
-    ],
-    "answer": "4",
-}
+INLINE = FORMS["RAW"]["messages"][1]["content"]
+RAW, OPENAI, SHAREGPT, TAGGED = (FORMS[name] for name in ("RAW", "OPENAI", "SHAREGPT", "TAGGED"))
+SHOP, LOOKUP = FORMS["SHOP"], FORMS["LOOKUP"]
 CALL = {"name": "code_interpreter", "arguments": {"code": CODE}}
-CONVERTED = {
-    "messages": [
-        {"role": "user", "content": f"{PROBLEM}\nPut your final answer within \\boxed{{}}."},
-        {"role": "assistant", "content": "Let me add.", "tool_calls": [{"type": "function", "function": CALL}]},
-        {"role": "tool", "content": "4"},
-        {"role": "assistant", "content": "So it is four.\n\\boxed{4}"},
-    ],
-    "tools": [CODE_INTERPRETER],
-    "answer": "4",
-}
+CONVERTED = {**FORMS["CONVERTED"], "tools": [CODE_INTERPRETER]}
 USER = {"role": "user", "content": PROBLEM}
 FINAL = {"role": "assistant", "content": "So it is \\boxed{4}."}
 
 
 def call_of(call_id: str, name: str, **arguments: object) -> dict:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-
-
-OPENAI = [
-    {"role": "system", "content": "You may call tools."},
-    USER,
-    {
-        "role": "assistant",
-        "content": "Let me add.",
-        "tool_calls": [call_of("call_1", "code_interpreter", code=CODE)],
-    },
-    {"role": "tool", "tool_call_id": "call_1", "content": "4"},
-    FINAL,
-]
-SHAREGPT = [
-    {"from": "system", "value": "You may call tools."},
-    {"from": "human", "value": PROBLEM},
-    {"from": "gpt", "value": "Let me add."},
-    {"from": "function_call", "value": json.dumps(CALL)},
-    {"from": "observation", "value": "4"},
-    {"from": "gpt", "value": "So it is \\boxed{4}."},
-]
-TAGGED = [
-    {"from": "human", "value": PROBLEM},
-    {"from": "gpt", "value": f"Let me add.\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>"},
-    {"from": "tool", "value": "<tool_response>\n4\n</tool_response>"},
-    {"from": "gpt", "value": "So it is \\boxed{4}."},
-]
-LOOKUP = {
-    "type": "function",
-    "function": {
-        "name": "lookup",
-        "description": "The price of a thing.",
-        "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
-    },
-}
-SHOP = [
-    {"role": "system", "content": "You are a shop clerk."},
-    {"role": "user", "content": "A pen and two boxes?"},
-    {
-        "role": "assistant",
-        "content": "Prices first.",
-        "tool_calls": [call_of("a", "lookup", thing="pen"), call_of("b", "lookup", thing="box")],
-    },
-    {"role": "tool", "tool_call_id": "b", "name": "lookup", "content": "7"},
-    {"role": "tool", "tool_call_id": "a", "content": "3"},
-    {"role": "assistant", "content": "", "tool_calls": [call_of("c", "code_interpreter", code="print(3 + 2 * 7)")]},
-    {"role": "tool", "tool_call_id": "c", "content": "17"},
-    {"role": "assistant", "content": "\\boxed{17}"},
-]
 
 
 async def convert(rows, protocol: Any = "hermes", truth="answer", sandbox=None):
@@ -256,47 +195,23 @@ def test_a_marked_turn_has_no_loss(tmp_path, tokenizer, key):
     assert trained_text(tmp_path, tokenizer) == f"{FINAL['content']}<|im_end|>"
 
 
-def test_training_reads_the_inline_form_without_loss_on_outputs(tmp_path, tokenizer):
-    result, _ = convert_file(
-        tmp_path, RAW, {**RAW, "answer": "5"}, options=("--protocol", "retool", "--truth", "answer")
-    )
-    assert "1 after answer (1 rejected)" in result.output
-    trained = trained_text(tmp_path, tokenizer)
-    assert CODE in trained and "interpreter>" not in trained and "What is" not in trained
-
-
 # ------------------------------------------------------- what is refused or rejected
 
 
-@pytest.mark.parametrize(
-    ("message", "problem"),
-    [
-        ({"role": "assistant", "content": "a", "weight": 0.5}, "weight = 0.5. A turn is trained on (1) or not (0)"),
-        ({"role": "assistant", "content": "a", "weight": 0, "train": True}, "weight and train contradict each other"),
-        ({"role": "user", "content": "a", "trainable": True}, "only assistant turns are trained on"),
-        ({"role": "user", "content": "a", "images": [{"bytes": "x"}]}, "the message has images"),
-        ({"role": "assistant", "content": "<think>", "prefix": True}, "the message has prefix"),
-        ({"role": "user", "content": "a", "name": "bob"}, "name = 'bob' would not reach the model"),
-        ({"role": "assistant", "content": "a", "thinking": "b", "reasoning": "c"}, "reasoning and thinking differ"),
-        ({"role": "user", "content": "a", "thinking": "b"}, "only an assistant has thinking"),
-    ],
-)
+def refused_turns(kind: str) -> list[tuple[Any, str]]:
+    """What refused_turns.jsonl has of a kind, each with the problem that the error states."""
+    rows = [row for _, row in read_jsonl(Path(__file__).with_name("refused_turns.jsonl"))]
+    return [(row[kind], row["problem"]) for row in rows if kind in row]
+
+
+@pytest.mark.parametrize(("message", "problem"), refused_turns("message"))
 def test_a_key_with_a_meaning_is_used_or_refused(message, problem):
     with pytest.raises(DataError) as error:
         normalised_messages([{"role": "user", "content": "x"}, message])
     assert problem in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("results", "problem"),
-    [
-        (({"tool_call_id": "a"}, {"tool_call_id": "a"}), "two results have tool_call_id 'a'"),
-        (({"tool_call_id": "a"}, {"tool_call_id": "z"}), "a result has tool_call_id 'z', but the calls have 'a', 'b'"),
-        (({"tool_call_id": "a"},), "2 calls before it have 1 results"),
-        (({}, {}, {}), "a result without a call before it"),
-        (({"name": "other"}, {}), "a result has name 'other'"),
-    ],
-)
+@pytest.mark.parametrize(("results", "problem"), refused_turns("results"))
 def test_conversion_and_training_refuse_results_without_their_call(tmp_path, tokenizer, results, problem):
     calls = [call_of("a", "code_interpreter", code="1"), call_of("b", "code_interpreter", code="2")]
     turns = [USER, {"role": "assistant", "content": "", "tool_calls": calls},
@@ -307,21 +222,7 @@ def test_conversion_and_training_refuse_results_without_their_call(tmp_path, tok
         render(turns, [CODE_INTERPRETER], tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("turn", "reason"),
-    [
-        ({"from": "function_call", "value": "print(4)"}, "a tool call must be {function: {name, arguments}}"),
-        (
-            {"from": "function_call", "value": '{"name": "get_weather", "arguments": {"city": "Ulm"}}'},
-            "a call of get_weather, but the row declares code_interpreter",
-        ),
-        (
-            {"from": "function_call", "value": '{"name": "code_interpreter", "arguments": {"city": "Ulm"}}'},
-            "without code",
-        ),
-        ({"from": 5, "value": "Then."}, "message 1 has role 5"),
-    ],
-)
+@pytest.mark.parametrize(("turn", "reason"), refused_turns("turn"))
 def test_a_row_with_an_unknown_turn_is_rejected_with_the_reason(tmp_path, turn, reason):
     bad = [SHAREGPT[1], turn, {"from": "observation", "value": "4"}, SHAREGPT[-1]]
     result, rows = convert_file(tmp_path, {"conversations": SHAREGPT}, {"conversations": bad})

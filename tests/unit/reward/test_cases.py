@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import random
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,32 +16,7 @@ from retool_mcore.reward.forms import equivalent
 from retool_mcore.reward.statement import statement_of, vote
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("cases.jsonl").read_text(encoding="utf-8").splitlines()]
-PIECES = [r"\frac", r"\sqrt", "{", "}", "(", ")", "1", "23", "x", "+", "-", "^", "_", ",", r"\{", r"\}", "|", "=", "/"]
-PIECES += [r"\text{ cm}", r"\cup", r"\le", r"\%", " ", r"\pm", r"\sin", "!", r"\left(", r"\mid", r"\infty", r"\in"]
-PIECES += ["if", "or", "(B)", "####", "...", r"\boxed{5}", "$"]
-TRUTHS = [
-    "5",
-    "12",
-    r"\frac{1}{2}",
-    r"\sqrt{2}",
-    "x+1",
-    "(1,2)",
-    r"\{1,2\}",
-    "A",
-    "yes",
-    r"2\pi",
-    "-5",
-    r"25\%",
-    "5 cm",
-]
-HEDGES = [
-    "{} or {}", "{}, {}", "{} and {}", "{}; {}", "{} ({})", "{} = {}", "{}/{}",
-    r"{} \text{{ or }} {}", "either {} or {}", "{} | {}", "{}\n{}", r"{}\quad {}", r"{} \approx {}", "{} #### {}",
-    "not {}, {}", "{} if n is even, {} otherwise",
-    r"\boxed{{{}}} or \boxed{{{}}}", "{} -> {}", "{} vs {}", r"\{{{}, {}\}}", "({}, {})", "[{}, {}]", "x={} or x={}",
-    "x = {} = {}", r"{} \ne {}", "the answer is {}; {}", "A. {} B. {}", "{}:{}", "{}..{}", "$ {} $ or $ {} $", "{} {}",
-    "{}_{}", "{}^{}", r"{} \cup {}", r"{}\text{{ ({})}}", r"{} \pm {}", "{} < x < {}",
-]  # fmt: skip
+PARTS = tomllib.loads(Path(__file__).with_name("pieces.toml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['answer']} | {case['truth']}")
@@ -50,8 +26,8 @@ def test_an_answer_is_judged_as_its_row_says(case):
 
 def test_no_answer_equals_two_truths_that_differ():
     draw = random.Random(0)
-    pairs = [pair for pair in itertools.permutations(TRUTHS, 2) if not equivalent(*pair)]
-    for hedge in HEDGES:
+    pairs = [pair for pair in itertools.permutations(PARTS["truths"], 2) if not equivalent(*pair)]
+    for hedge in PARTS["hedges"]:
         for one, other in draw.sample(pairs, 30):
             answer = hedge.format(one, other)
             assert not (equivalent(answer, one) and equivalent(answer, other)), (answer, one, other)
@@ -65,7 +41,7 @@ def test_no_text_raises_and_every_text_equals_itself(text: str):
     truth_problem(text)
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+@given(st.lists(st.sampled_from(PARTS["pieces"]), max_size=14).map("".join))
 @settings(max_examples=300, deadline=None)
 def test_no_mathematics_raises_or_equals_another_number(text: str):
     assert equivalent(text, f"{text} ") == bool(statement_of(text).text)

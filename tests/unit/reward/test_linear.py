@@ -4,10 +4,12 @@ import importlib
 import pkgutil
 import re
 import time
+from pathlib import Path
 
 import pytest
 
 import retool_mcore.reward
+from retool_mcore.data.files import read_jsonl
 from retool_mcore.reward.answer import judge
 from retool_mcore.reward.clean import MAX_ANSWER_CHARS
 from retool_mcore.reward.statement import quick_verdict, statement_of, vote
@@ -23,38 +25,11 @@ PATTERNS = {
     for name, pattern in vars(module).items()
     if isinstance(pattern, re.Pattern)
 }
-# Answers that took seconds to minutes before patterns were linear, and their kin.
+# Answers that took seconds to minutes before patterns were linear, and their kin: pieces, and how
+# often each is repeated.
 STALLING = [
-    "1" + " " * 1900 + "x",
-    "5" + r"\ " * 900,
-    "5" + " cm" * 650 + "x",
-    "5" + r"\,\ " * 400,
-    r"5 \text{" + " " * 1900,
-    "1" + r"{,}111" * 300,
-    "$" * 1999,
-    r"\text{" * 300 + "5" + "}" * 300,
-    r"\boxed{" * 280 + "5",
-    "(" * 1900,
-    "9^" * 900 + "9",
-    "9!" * 900,
-    "5" + "!" * 1900,
-    "1/" * 900 + "1",
-    r"\binom{1000000}{60}" * 90,
-    r"9^{999}" * 280,
-    r"\sqrt[" * 300,
-    "|" * 1900,
-    "_" * 1900,
-    "x_" * 900,
-    r"\{" * 900,
-    "-" * 1900 + "1",
-    "m²" * 900,
-    "5 m" * 600,
-    "=1,111" * 300,
-    "1.5e9999",
-    "1e-9999",
-    "9" * 1999,
-    "A" * 1999,
-    "ab " * 600,
+    "".join(piece * times for piece, times in case["pieces"])
+    for _, case in read_jsonl(Path(__file__).with_name("stalling.jsonl"))
 ]
 
 

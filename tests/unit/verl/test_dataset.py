@@ -3,13 +3,12 @@ trainer does.
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.data.files import write_parquet
+from retool_mcore.data.files import read_jsonl, write_parquet
 from retool_mcore.data.rl_prompts import check_prompts
 from retool_mcore.errors import DataError
 from retool_mcore.evaluate.problems import read_problems
@@ -19,57 +18,15 @@ from retool_mcore.verl.keys.tree import ppo_keys
 from retool_mcore.verl.plugin import assert_loaded
 
 RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
-SYSTEM = "You are a math expert. You are given a question and you need to solve it step by step."
+# Rows of verl's gsm8k_multiturn_w_tool.py, with a tool of verl's and its loop; rows of DAPO; and
+# "plain" ones: numbers for truths, no extra_info, a key that only some turns have, and columns with
+# names that verl uses.
+FORMS = {each["form"]: each["rows"] for _, each in read_jsonl(Path(__file__).with_name("published_rows.jsonl"))}
 
 
-def multiturn_w_tool(number: int) -> dict[str, Any]:
-    """As verl's gsm8k_multiturn_w_tool.py and gsm8k_tool_agent_loop.py write it: a tool of verl's,
-    its loop.
-    """
-    question, answer = f"Add {number} and {number}.", str(2 * number)
-    return {
-        "data_source": "openai/gsm8k",
-        "agent_name": "tool_agent",
-        "prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": answer},
-        "extra_info": {
-            "split": "train",
-            "index": number,
-            "answer": f"#### {answer}",
-            "question": question,
-            "need_tools_kwargs": True,
-            "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": answer}}},
-            "interaction_kwargs": {"query": question, "ground_truth": answer},
-        },
-    }
-
-
-def dapo(number: int) -> dict[str, Any]:
-    return {
-        "data_source": "math_dapo",
-        "prompt": [{"content": f"What is {number} times 2?", "role": "user"}],
-        "ability": "MATH",
-        "reward_model": {"ground_truth": str(2 * number), "style": "rule-lighteval/MATH_v2"},
-        "extra_info": {"index": f"9a9b6eb4-{number}"},
-    }
-
-
-def plain(number: int) -> dict[str, Any]:
-    """Numbers for truths, no extra_info, a key that only some turns have, and columns with names
-    that verl uses.
-    """
-    turns = [{"role": "user", "content": f"Twice {number}?"}, {"role": "user", "content": "Say it.", "id": "me"}]
-    names = {"output": "x", "trace": "x", "session_id": 9, "uid": "x", "validate": True, "row": 99, "n": 3}
-    return {"data_source": "mine", "prompt": turns, "reward_model": {"ground_truth": 2.0 * number}, **names}
-
-
-FORMS = {"multiturn_w_tool": multiturn_w_tool, "dapo": dapo, "plain": plain}
-
-
-def files(folder: Path, *forms: str, rows: int = 3) -> list[str]:
+def files(folder: Path, *forms: str) -> list[str]:
     for name in forms:
-        write_parquet(folder / f"{name}.parquet", [FORMS[name](number) for number in range(1, rows + 1)])
+        write_parquet(folder / f"{name}.parquet", FORMS[name])
     return [str(folder / f"{name}.parquet") for name in forms]
 
 
@@ -92,8 +49,8 @@ def test_a_row_reaches_the_loop_without_its_agent_and_its_other_columns(dataset,
         *("data_source", "extra_info", "index", "dummy_tensor", "raw_prompt", "reward_model", "row", "held_out")
     }
     assert row["reward_model"] == {"ground_truth": "4"}
-    assert (row["row"], row["held_out"], row["data_source"]) == (1, False, FORMS[form](2)["data_source"])
-    assert row["raw_prompt"] == FORMS[form](2)["prompt"], "turns as in the file, without its nulls"
+    assert (row["row"], row["held_out"], row["data_source"]) == (1, False, FORMS[form][1]["data_source"])
+    assert row["raw_prompt"] == FORMS[form][1]["prompt"], "turns as in the file, without its nulls"
 
 
 def test_files_of_other_columns_are_counted_through_as_the_evaluation_counts_them(dataset, tmp_path: Path):
@@ -137,7 +94,7 @@ def test_an_ignored_agent_is_told_once_for_its_file(tokenizer, tmp_path: Path):
 
 def test_a_row_without_a_truth_is_named_before_anything_starts(tokenizer, tmp_path: Path):
     config = config_of(tmp_path, "dapo", "plain")
-    rows = [{**plain(number), "reward_model": {"ground_truth": None, "style": "rule"}} for number in (1, 2)]
+    rows = [{**row, "reward_model": {"ground_truth": None, "style": "rule"}} for row in FORMS["plain"][:2]]
     write_parquet(config.validation.files[0], rows)
     with pytest.raises(DataError, match=r"plain.parquet, row 0, column reward_model: ground_truth: .* None"):
         check_prompts(config, Hermes(tokenizer).prompt_ids)
