@@ -200,7 +200,7 @@ def test_the_model_reads_that_its_arguments_are_not_json(server: ScriptedApi, tm
 )
 def test_a_trajectory_ends_as_in_training(server: ScriptedApi, tmp_path: Path, script: list[Any], reason: str):
     server.script = list(script)
-    code, output, report = evaluate(server, tmp_path, *["rollout.max_turns=2"] * (reason == "turns"))
+    code, output, report = evaluate(server, tmp_path)
     assert code == 0, output
     assert report["behavior"][f"behavior/stop/{reason}"] == 1.0
     assert report["accuracy"] == 0.0

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from retool_mcore.config import load_evaluation
@@ -35,15 +33,6 @@ def test_a_bare_problem_is_asked_as_the_model_was_and_a_files_own_turns_stay(tmp
     row = {"prompt": turns, "reward_model": {"ground_truth": "2"}}
     (own,) = read_problems([jsonl(tmp_path / "q.jsonl", row)])
     assert own.in_format(known).messages == turns
-
-
-def test_verls_parquet_is_read_without_the_nulls_of_its_columns(tmp_path: Path):
-    prompt = [{"role": "system", "content": "s", "name": None}, {"role": "user", "content": "1 + 1?", "name": "me"}]
-    rows = [{"prompt": prompt, "reward_model": {"ground_truth": "2", "style": "rule"}}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
-    (problem,) = read_problems([tmp_path / "p.parquet"])
-    assert problem.messages == [{"role": "system", "content": "s"}, {"role": "user", "content": "1 + 1?", "name": "me"}]
-    assert (problem.id, problem.truth) == (0, "2")
 
 
 def test_the_first_prompt_is_shown_as_the_model_sees_it_after_a_warning(tmp_path: Path, tokenizer: Any):

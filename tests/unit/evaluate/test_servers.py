@@ -52,27 +52,59 @@ def test_servers_fill_the_devices_of_the_node(present: int, settings: tuple[str,
         Node(2).server_devices(h200x8("rollout.engine_tp=4"))
 
 
+class FakeServer:
+    """A server without a process. It reports the model whose weights it has."""
+
+    made: ClassVar[list[dict[str, Any]]] = []  # the arguments of each
+    calls: ClassVar[list[str]] = []
+    loaded: ClassVar[dict[str, str]] = {}  # by URL
+    keeps_weights = False  # ignores new weights
+
+    def __init__(self, model: str, platform: Any, **options: Any) -> None:
+        self.url, self.model = f"http://{len(FakeServer.made)}", model
+        FakeServer.made.append({"model": model, **options})
+
+    def start(self) -> None:
+        FakeServer.calls.append("start")
+        FakeServer.loaded[self.url] = self.model
+
+    def wait_until_healthy(self) -> None:
+        FakeServer.calls.append("wait")
+
+    def stop(self) -> None:
+        FakeServer.calls.append("stop")
+
+
+class Client:
+    """The client of a ``FakeServer`` server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def load(self, model: str) -> None:
+        if not FakeServer.keeps_weights:
+            FakeServer.loaded[self.url] = model
+
+    async def model_info(self) -> dict[str, Any]:
+        return {"model_path": FakeServer.loaded[self.url]}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeServer]:
+    FakeServer.made, FakeServer.calls, FakeServer.loaded, FakeServer.keeps_weights = [], [], {}, False
+    monkeypatch.setattr(servers, "SglangServer", FakeServer)
+    monkeypatch.setattr(servers, "SglangEngine", Client)
+    return FakeServer
+
+
 def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: type[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    made: list[dict[str, Any]] = []
-    order: list[str] = []
-
-    class RecordedServer:
-        def __init__(self, model: str, platform: Any, **kwargs: Any) -> None:
-            made.append({"model": model, **kwargs})
-            self.url = f"http://{len(made)}"
-
-        def start(self) -> None:
-            order.append("start")
-
-        def wait_until_healthy(self) -> None:
-            order.append("wait")
-
-        def stop(self) -> None:
-            order.append("stop")
-
-    monkeypatch.setattr(servers, "SglangServer", RecordedServer)
     monkeypatch.setattr(servers, "get_platform", lambda name: Node(4))
     model = tmp_path / "model"
     model.mkdir()
@@ -81,15 +113,15 @@ def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
     settings = ("rollout.engine_tp=2", "run.seed=7", "rollout.batch_prefills=false", args)
     with Servers(h200x8(*settings), tmp_path, None) as running:
         assert len(running) == 2
-        assert running.urls_of(str(model)) == ["http://1", "http://2"]
-    assert order == ["start", "start", "wait", "wait", "stop", "stop"]
-    assert [each["env"] for each in made] == [{PREFILLS_ENV: "0"}] * 2
-    assert [(each["devices"], each["tp"], each["log_path"].name) for each in made] == [
+        assert running.urls_of(str(model)) == ["http://0", "http://1"]
+    assert fake.calls == ["start", "start", "wait", "wait", "stop", "stop"]
+    assert [each["env"] for each in fake.made] == [{PREFILLS_ENV: "0"}] * 2
+    assert [(each["devices"], each["tp"], each["log_path"].name) for each in fake.made] == [
         ([0, 1], 2, "server_0.log"),
         ([2, 3], 2, "server_1.log"),
     ]
     shared = {"attention_backend": "triton", "enable_metrics": True, "cuda_graph_backend_prefill": "disabled"}
-    assert [each["engine_args"] for each in made] == [shared | {"random_seed": 7}, shared | {"random_seed": 8}]
+    assert [each["engine_args"] for each in fake.made] == [shared | {"random_seed": 7}, shared | {"random_seed": 8}]
 
 
 async def test_a_trajectory_stays_with_its_engine_and_all_engines_are_used():
@@ -113,91 +145,33 @@ async def test_a_trajectory_stays_with_its_engine_and_all_engines_are_used():
     assert min(seen.values()) >= 120, "of 800 turns, 200 each on average"
 
 
-class FakeServer:
-    """A server without a process. It reports the model whose weights it has."""
-
-    loaded: ClassVar[dict[str, str]] = {}  # by URL
-    started: ClassVar[list[str]] = []
-    keeps_weights = False  # ignores new weights
-
-    def __init__(self, model: str, platform: Any, **_: Any) -> None:
-        self.url, self.model = f"http://{len(FakeServer.started)}", model
-
-    def start(self) -> None:
-        FakeServer.started.append(self.model)
-        FakeServer.loaded[self.url] = self.model
-
-    def wait_until_healthy(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class Client:
-    """The client of a ``FakeServer`` server."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    async def load(self, model: str) -> None:
-        if not FakeServer.keeps_weights:
-            FakeServer.loaded[self.url] = model
-
-    async def model_info(self) -> dict[str, Any]:
-        return {"model_path": FakeServer.loaded[self.url]}
-
-
 @pytest.fixture
-def tiny(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Servers, Path, Path]:
+def tiny(tokenizer: Any, tmp_path: Path) -> tuple[Servers, Path, Path]:
     """Servers of one device, and two folders of one shape with other weights."""
-    FakeServer.loaded, FakeServer.started, FakeServer.keeps_weights = {}, [], False
-    monkeypatch.setattr(servers, "SglangServer", FakeServer)
-    monkeypatch.setattr(servers, "SglangEngine", Client)
     for seed, name in enumerate(("first", "second")):
         write_model(tmp_path / name, tokenizer, seed=seed)
     config = load_evaluation(CONFIGS / "rl_tiny_cpu.toml", [])
     return Servers(config, tmp_path, None), tmp_path / "first", tmp_path / "second"
 
 
-def test_the_next_models_weights_go_to_the_running_server(tiny: tuple[Servers, Path, Path]):
+def test_the_next_models_weights_go_to_the_running_server(fake: type[FakeServer], tiny: tuple[Servers, Path, Path]):
     running, first, second = tiny
     urls = running.urls_of(str(first))
     assert running.urls_of(str(first)) == urls  # the same model without its tool
     assert running.urls_of(str(second)) == urls
-    assert (FakeServer.started, FakeServer.loaded) == ([str(first)], {urls[0]: str(second)})
-    FakeServer.keeps_weights = True
+    assert (len(fake.made), fake.loaded) == (1, {urls[0]: str(second)})
+    fake.keeps_weights = True
     with pytest.raises(RolloutError, match=r"should have loaded .*first, but reports .*second"):
         running.urls_of(str(first))
     path = first / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 7}))
     assert running.urls_of(str(first)) != urls, "another architecture needs another server"
-    assert FakeServer.started == [str(first), str(first)]
+    assert [each["model"] for each in fake.made] == [str(first), str(first)]
     with pytest.raises(ConfigError, match="serves one model, but there are 2 models"):
         Servers(load_evaluation(CONFIGS / "rl_tiny_cpu.toml", []), first, "http://x", ["a", "b"])
 
 
-PUBLISHED = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "attention_dropout": 0.0,
-    "eos_token_id": 151645,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "model_type": "qwen2",
-    "num_attention_heads": 14,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 2,
-    "rope_theta": 1000000.0,
-    "sliding_window": 32768,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.44.0",
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
+PUBLISHED = json.loads(Path(__file__).with_name("published_config.json").read_text(encoding="utf-8"))
 
 
 def folder_of(path: Path, config: dict[str, Any]) -> str:
