@@ -1,18 +1,14 @@
 r"""Tags that are only quoted in text neither end a turn nor hide an answer."""
 
-import json
 import time
-from copy import deepcopy
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
-from retool_mcore.data.chat import render
-from retool_mcore.data.tool import CODE_INTERPRETER, blocks, closes, tool_call
+from retool_mcore.data.tool import blocks, closes
 from retool_mcore.rollout.ledger import StopReason
-from retool_mcore.rollout.protocol import default_protocol, open_protocol
+from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.rollout.tool_call import parse_hermes, parse_retool
 from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import Prints, ScriptedEngine, call, roll_out
@@ -70,34 +66,3 @@ def test_no_text_takes_long(text: str):
     started = time.process_time()
     list(blocks(text * 20_000, "<c>", "</c>"))
     assert time.process_time() - started < 2.0
-
-
-@pytest.fixture(scope="module")
-def in_pieces(tokenizer):
-    """A tokenizer without tokens for the tags of a call."""
-    made = deepcopy(tokenizer)
-    state = json.loads(made.backend_tokenizer.to_str())
-    state["added_tokens"] = [each for each in state["added_tokens"] if "tool_call" not in each["content"]]
-    made._tokenizer = Tokenizer.from_str(json.dumps(state))
-    assert len(made.encode("</tool_call>", add_special_tokens=False)) > 2
-    return made
-
-
-async def test_hermes_tags_of_several_tokens_work(in_pieces):
-    assert default_protocol(in_pieces) == "hermes"
-    protocol = open_protocol("hermes", in_pieces)
-    question = {"role": "user", "content": "Is 2 > 1?"}
-    text_and_call = "2 > 1 ->\n" + call("print(2 > 1)")
-    engine = ScriptedEngine(in_pieces, [text_and_call, "\\boxed{1}<|im_end|>"])
-    trajectory = await roll_out(protocol.prompt_ids([question]), engine, Prints(["True"]), protocol, LIMITS)
-    assert [turn.text for turn in trajectory.turns] == [text_and_call, "\\boxed{1}"]
-    messages = [
-        question,
-        {"role": "assistant", "content": "2 > 1 ->", "tool_calls": [tool_call("print(2 > 1)")]},
-        {"role": "tool", "content": "True\n"},
-        {"role": "assistant", "content": "\\boxed{1}"},
-    ]
-    messages[2]["content"] = trajectory.turns[0].results[0].shown
-    rendered = render(messages, [CODE_INTERPRETER], in_pieces)
-    context = trajectory.ledger.context
-    assert rendered.token_ids[: len(context)] == context

@@ -1,7 +1,8 @@
 """Parsers take text and return one reading. They repair a call only if it has one interpretation.
 
-calls.jsonl has turns in the hermes format: the text, and either the calls' code with the kinds of
-repairs, or the problem and its message, or the answer.
+calls.jsonl has turns in the hermes format, or in the format of their "protocol": the text, and
+either the calls' code with the kinds of repairs, or the problem and its message, or the answer. A
+block of protocol retool that is not closed ends the model's message: the loop runs nothing.
 """
 
 import json
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from retool_mcore.cli.rollout import app
-from retool_mcore.rollout.tool_call import PARSERS, Parsed, code_calls, parse_hermes, parse_retool
+from retool_mcore.rollout.tool_call import PARSERS, parse_hermes
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("calls.jsonl").read_text().splitlines()]
 
@@ -36,7 +37,7 @@ def block(code: str) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"][:60])
 def test_a_turn_is_read_repaired_or_refused(case: dict[str, Any]):
-    parsed = parse_hermes(case["text"])
+    parsed = PARSERS[case.get("protocol", "hermes")](case["text"])
     if "problem" in case:
         assert (parsed.kind, parsed.problem, parsed.codes) == ("malformed", case["problem"], ())
         assert case["error"] in str(parsed.error)
@@ -44,37 +45,6 @@ def test_a_turn_is_read_repaired_or_refused(case: dict[str, Any]):
         assert (parsed.kind, parsed.answer) == ("text" if case["answer"] is None else "answer", case["answer"])
     else:
         assert (parsed.kind, list(parsed.codes), list(parsed.repairs)) == ("tool_call", case["codes"], case["repairs"])
-
-
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("Hm.\n" + block("x = 1\nprint(x)"), Parsed(kind="tool_call", calls=code_calls("x = 1\nprint(x)"))),
-        (
-            "<code>\nprint(1)\n</code>",
-            Parsed(kind="tool_call", calls=code_calls("print(1)"), repairs=("missing_fence",)),
-        ),
-        # The model has ended its message, and no result can follow: the loop runs nothing.
-        ("<code>\n```python\nprint(1)\n```\n", Parsed(kind="text")),
-        ("I use <code> tags.\n" + block("print(1)"), Parsed(kind="tool_call", calls=code_calls("print(1)"))),
-        (block("print('<code>')"), Parsed(kind="tool_call", calls=code_calls("print('<code>')"))),
-        ("<answer>\n\\boxed{34}\n</answer>", Parsed(kind="answer", answer="34")),
-    ],
-)
-def test_a_turn_of_protocol_retool_is_read(text: str, parsed: Parsed):
-    assert parse_retool(text) == parsed
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("print(1)\n```\n</code>", "no opening tag"),
-        ("<code>\nRun this:\n```python\nprint(1)\n```\n</code>", "not one fenced block"),
-    ],
-)
-def test_a_block_without_one_interpretation_is_malformed(text: str, message: str):
-    parsed = parse_retool(text)
-    assert (parsed.kind, parsed.problem) == ("malformed", "tags") and message in str(parsed.error)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
