@@ -45,9 +45,17 @@ def behavior(calls: int) -> dict[str, Any]:
     ).to_json()
 
 
-def put_group(uid: str, accuracies: list[float | None], recorded: bool = False, status: str = "finished") -> None:
+def put_group(
+    uid: str,
+    accuracies: list[float | None],
+    recorded: bool = False,
+    status: str = "finished",
+    penalty: float = 0.0,
+) -> None:
     """A prompt of four trajectories; None is one whose agent loop returned [], as an outage makes
     it, or raised an exception, and then ``status`` is "failure".
+
+    ``penalty``: by which the reward of each trajectory is lower than that of the one before it.
     """
     tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"is_prompt": True, "status": status, "global_steps": 1}])
     keys, fields = [], []
@@ -67,7 +75,7 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False, 
                 "responses": torch.tensor([4, 5]),
                 "response_mask": torch.tensor([1, 1]),
                 "rollout_log_probs": torch.tensor([-0.5, -0.25]),
-                "rm_scores": torch.tensor([0.0, 2 * accuracy - 1]),
+                "rm_scores": torch.tensor([0.0, 2 * accuracy - 1 - penalty * session]),
                 "old_log_probs": torch.tensor([-0.75, -0.25]),
                 "advantages": torch.tensor([2 * accuracy - 1] * 2),
                 "extra_fields": extra,
@@ -160,7 +168,7 @@ def main(folder: Path) -> None:
     failing = sampler(folder, 0.1)
     failing.pop_drop_causes = lambda: Counter({"TypeError: wait() got 'initial'": 7, "TypeError: another text": 1})
     out["all failed"] = sample(failing)
-    put_group("i", [1.0, 1.0, 1.0, 1.0])
+    put_group("i", [1.0, 1.0, 1.0, 1.0], penalty=0.1)  # the filter compares answers
     put_group("j", [0.0, 1.0, 1.0, 1.0])
     asked: list[int] = []
 
@@ -182,9 +190,22 @@ def main(folder: Path) -> None:
 
     put_group("o", [0.0, 0.0, 0.0, 0.0])
     out["filtered in vain"] = sample(sampler(folder, 0.0, refill_in_vain))
-    put_group("p", [1.0, None, 0.0, 0.0], status="failure")
-    put_group("q", [0.0, 1.0, 1.0, None])
-    out["failed"] = sample(sampler(folder, 0.25, refill, mode="colocate_async"))
+
+    def refill_with_one_failure(count: int) -> None:
+        """The first prompt in the place of one that failed fails, too."""
+        if not failures:
+            return refill(count)
+        return put_group(failures.pop(), [1.0, 0.0, 0.0, None], status="failure")
+
+    for name, max_dropped_fraction in (("failed", 0.375), ("failed too often", 0.25)):
+        failures = ["r"]
+        put_group("p", [1.0, None, 0.0, 0.0], status="failure")
+        put_group("q", [0.0, 1.0, 1.0, None])
+        failing = sampler(folder, max_dropped_fraction, refill_with_one_failure, mode="colocate_async")
+        out[name] = sample(failing)
+        put_group("s", [1.0, 0.0, 1.0, 0.0])
+        put_group("t", [1.0, 0.0, 1.0, None])
+        out[f"after {name}"] = sample(failing)
     out["resumed"] = resumed(folder)
     print(json.dumps(out))
     ray.shutdown()

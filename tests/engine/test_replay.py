@@ -80,10 +80,18 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(scenarios: dict[str
 
 
 def test_a_trajectory_that_failed_counts_where_verl_replaces_its_group(scenarios: dict[str, Any]):
-    """One of "p" failed and "k7" is there in its place; of "q" an outage took another."""
-    failed = scenarios["failed"]
+    """One of "p" failed, then one of "r" in its place, which "k7" has at last. Of
+    "q" an outage took another.
+    """
+    failed, after = scenarios["failed"], scenarios["after failed"]
     assert sorted({key.split("_")[0] for key in failed["keys"]}) == ["k7", "q"]
-    assert (failed["metrics"]["rollout/dropped"], failed["metrics"]["rollout/refilled_prompts"]) == (2, 1)
+    assert (failed["metrics"]["rollout/dropped"], failed["metrics"]["rollout/refilled_prompts"]) == (3, 2)
+    assert after["metrics"]["rollout/dropped"] == 1, "none of the step before"
+
+
+def test_failures_of_several_looks_are_held_against_the_limit_together(scenarios: dict[str, Any]):
+    assert "3 of 8 trajectories of step 1 (train) were dropped (37.5%)" in scenarios["failed too often"]["error"]
+    assert scenarios["after failed too often"]["metrics"]["rollout/dropped"] == 1, "a step begins at 0"
 
 
 def test_a_resume_carries_no_trajectory_whose_prompt_is_gone(scenarios: dict[str, Any]):
