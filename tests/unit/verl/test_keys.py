@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.platforms import get_platform
-from retool_mcore.verl.keys.key import NOT_SET, Key, refused, values
 from retool_mcore.verl.keys.trainer import RUN_CONFIG_KEY
-from retool_mcore.verl.keys.tree import RL_KEYS, RL_TABLES, SFT_TABLES, ppo_defaults
+from retool_mcore.verl.keys.tree import RL_TABLES, SFT_TABLES, ppo_defaults
 
 
 @pytest.fixture(scope="module")
@@ -101,16 +100,3 @@ def test_each_key_is_declared_once(tables: Any):
     paths = declared(tables)
     twice = {path for path in paths if paths.count(path) > 1}
     assert twice <= {"trainer.nnodes", "trainer.n_gpus_per_node", "critic.optim.lr", "critic.optim.min_lr"}
-
-
-def test_what_is_refused_follows_from_the_declaration():
-    keys = (
-        Key("a", "ours.a", 1),
-        Key("b", None, lambda run: run),
-        Key("c", "ours.c"),
-        Key("d", None, None, lambda _: False),
-    )
-    assert refused(keys, under="x.") == {"x.a": "ours.a", "x.c": "ours.c"}
-    assert values(keys, 7, under="x.") == {"x.a": 1, "x.b": 7}
-    assert RL_KEYS["critic.optim.lr"] == "critic.lr" and RL_KEYS["actor_rollout_ref.actor.optim.lr"] == "optim.lr"
-    assert all(key.decided_by or key.value is not NOT_SET for _, table in (*RL_TABLES, *SFT_TABLES) for key in table)

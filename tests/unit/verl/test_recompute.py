@@ -24,7 +24,6 @@ QWEN_7B = shape_of_config(
     }
 )
 SFT = "configs/sft_qwen2.5_7b_h200x8.toml"
-AUTO = ("memory.recompute=auto", "parallel.cp=1")
 
 
 @given(
