@@ -8,8 +8,6 @@ import pytest
 from tests.forked import run_scenario
 
 SETTINGS = {
-    "paper": [],
-    "recipe": ["reward.call_bonus=[0.1, -0.6]"],
     "all": [
         "reward.call_bonus=[0.1, -0.6]",
         "reward.overlong_buffer_tokens=40",
@@ -26,19 +24,6 @@ def verls() -> dict[str, dict[str, dict[str, Any]]]:
 
 def rewards(verls: dict[str, dict[str, dict[str, Any]]], setting: str) -> list[float]:
     return [each["reward_score"] for each in verls[setting].values()]
-
-
-def test_by_default_verl_sees_the_papers_reward_and_no_parts(verls: dict[str, Any]):
-    assert rewards(verls, "paper") == [1.0, 1.0, -1.0, -1.0]
-    info = verls["paper"]["right"]["reward_extra_info"]
-    assert info == {"score": 1.0, "acc": 1.0, "pred": "34", "extracted": "034", "has_answer": 1.0, "check_failed": 0.0}
-
-
-def test_the_recipes_bonus_reaches_verl_as_a_part_of_its_own(verls: dict[str, Any]):
-    assert rewards(verls, "recipe") == pytest.approx([1.0, 1.0, -0.8, -0.6])
-    info = verls["recipe"]["wrong, 2 calls"]["reward_extra_info"]
-    assert (info["acc"], info["reward_answer"], info["reward_calls"]) == (0.0, -1.0, pytest.approx(0.2))
-    assert "reward_overlong" not in info and "format_ok" not in info
 
 
 def test_all_options_add_up_and_keep_the_answers_verdict(verls: dict[str, Any]):
