@@ -33,7 +33,7 @@ def test_a_wrong_setting_is_one_clear_error(case: dict[str, Any]):
     kind, path = (SftConfig, SFT) if case["run"] == "sft" else (RlConfig, RL)
     with pytest.raises(ConfigError) as caught:
         load_config(kind, path, case["settings"])
-    assert case["message"] in str(caught.value)
+    assert case["message"] in str(caught.value) and "\n" not in str(caught.value)
     assert str(path) in str(caught.value) or "command line" in str(caught.value) or "section.key=" in str(caught.value)
 
 
@@ -52,7 +52,10 @@ def test_what_those_rules_allow_loads():
     assert load_config(RlConfig, RL, ["algorithm.router_replay=R3", "algorithm.old_log_prob=rollout"]).dp == 1
     full = load_config(SftConfig, SFT, ["memory.recompute=2"])
     assert full.memory.recomputes_layers and full.memory.recomputed_layers == 2
-    assert load_config(RlConfig, RL, ["algorithm.name=ppo", "rollout.group_size=1"]).rollout.group_size == 1
+    for name in ("ppo", "reinforce_plus_plus"):
+        assert load_config(RlConfig, RL, [f"algorithm.name={name}", "rollout.group_size=1"]).rollout.group_size == 1
+    own_reward = ["reward.function=mine:score", "reward.workers=2", "reward.timeout_s=3"]
+    assert load_config(RlConfig, RL, own_reward).reward.function == "mine:score"
     assert load_config(RlConfig, RL, ["cluster.gpus_per_node=4", "train.mini_batch_prompts=3"]).dp == 4
 
 
@@ -64,23 +67,6 @@ def test_validation_samples_as_the_rollout_where_it_says_nothing_itself():
     assert (own.validation.n, own.validation.temperature, own.validation.top_p) == (30, 0.0, 0.6)
     assert (own.rollout.group_size, own.rollout.temperature, own.rollout.top_p) == (6, 0.7, 1.0)
     assert load_config(RlConfig, RL, ["validation.every=0"]).validation.temperature == 1.0, "[rollout]'s default"
-
-
-def test_training_samples_from_all_tokens():
-    with pytest.raises(ConfigError, match=r"rollout.top_p = 0.9 is below 1: training has to sample from all tokens"):
-        load_config(RlConfig, RL, ["rollout.top_p=0.9", "validation.top_p=1.0"])
-
-
-def test_shaping_that_cannot_shape_is_refused():
-    with pytest.raises(ConfigError, match=r"with rollout.tools = \[\] there are none"):
-        load_config(RlConfig, RL, ["reward.call_bonus=[0.1, -0.6]", "rollout.tools=[]"])
-    with pytest.raises(ConfigError, match=r"with rollout.tools = \[\] there are none"):
-        load_config(RlConfig, RL, ['reward.require=["format"]', "rollout.tools=[]"])
-    for cap in (-1.0, 1.0):
-        with pytest.raises(
-            ConfigError, match=rf"reward.call_bonus = \[0.1, {cap}\]: the second number, .* must be between the two"
-        ):
-            load_config(RlConfig, RL, [f"reward.call_bonus=[0.1, {cap}]"])
 
 
 def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path):

@@ -5,11 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import RlConfig, load_config
 from retool_mcore.config.imports import import_object
 from retool_mcore.errors import ConfigError
-
-CONFIG = Path(__file__).parents[2] / "configs" / "rl_tiny_cpu.toml"
 
 
 @pytest.fixture
@@ -42,12 +39,3 @@ def test_what_is_not_there_is_one_error(here: Path, path: str, message: str):
         import_object("reward.function", path)
     assert message in str(error.value) and f'reward.function = "{path}"' in str(error.value)
     sys.modules.pop("mine_named", None)
-
-
-def test_a_function_of_ones_own_leaves_no_other_part_of_the_reward_in_force(tmp_path: Path):
-    function = "reward.function=mine:score"
-    config = load_config(RlConfig, CONFIG, [function, "reward.workers=2", "reward.timeout_s=3"])
-    assert config.reward.function == "mine:score"
-    for other in ("answer=[2.0, -1.0]", "call_bonus=[0.1, -0.6]", 'require=["format"]'):
-        with pytest.raises(ConfigError, match=f"reward.{other.partition('=')[0]} = .* has no effect with reward"):
-            load_config(RlConfig, CONFIG, [function, f"reward.{other}"])

@@ -21,25 +21,6 @@ SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
 RANK = "lora.rank=8"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ((RANK, "algorithm.name=ppo"), 'lora.rank = 8 with algorithm.name = "ppo" is not supported: the critic'),
-        ((RANK, "model.fp8=tensorwise"), 'lora.rank = 8 with model.fp8 = "tensorwise" is not supported'),
-        (
-            ("lora.base_precision=fp8",),
-            'base_precision = "fp8" needs adapters, but rank = 0 trains all weights',
-        ),
-        ((RANK, "lora.dropout=0.1"), "lora.dropout = 0.1 is for SFT only: RL compares"),
-        (('lora.targets=["lm_head"]',), "lora.targets.0 = \"lm_head\": choose one of 'attention', 'mlp', 'q_proj'"),
-    ],
-)
-def test_what_does_not_go_with_adapters_is_refused_by_name(settings: tuple[str, ...], message: str):
-    with pytest.raises(ConfigError) as caught:
-        load_config(RlConfig, RL, settings)
-    assert message in str(caught.value)
-
-
 def test_experts_get_no_adapters(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"lora\.rank = 8, but .* has 16 experts, which cannot have adapters"):
         check(tmp_path, EXPERTS, RANK)

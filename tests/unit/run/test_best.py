@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
-from retool_mcore.errors import CheckpointError, ConfigError, RunError
+from retool_mcore.errors import CheckpointError, RunError
 from retool_mcore.run import checkpoint
 from retool_mcore.run import export as end
 from retool_mcore.run.checkpoint import BestKeeper, BestStep, best_so_far, lacks_value, read_best
@@ -158,26 +158,6 @@ def test_the_best_checkpoint_is_exported_by_name_and_at_the_end(tmp_path: Path):
     for which, message in (("20", r"step 20\. There are: 10, 30, 40"), ("worst", "'worst' is not a checkpoint")):
         with pytest.raises(CheckpointError, match=message):
             export(config.run.dir, tmp_path / "out", which)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["best.metric=val/acc"], r'Unknown best\.metric = "val/acc"\. Choose one of: val/accuracy, .*mean@8'),
-        (["best.metric=val-core/aime/acc/mean@4"], "val-core/aime/acc/mean@8"),
-        (
-            ["best.metric=val/behavior/calls"],
-            'is better. Write "max val/behavior/calls" or "min val',
-        ),
-        (["best.metric=val/accuracy", "validation.every=12"], "12 is not a multiple of checkpoint.every_steps = 8"),
-        (["best.metric=val/accuracy", "validation.every=0"], "validation.every = 0"),
-        (["best.patience=[3, 0]"], "has no effect without best.metric"),
-        (["best.metric=val/accuracy", "best.patience=[1.5, 0]"], "give a whole number of validations"),
-    ],
-)
-def test_a_goal_that_cannot_be_reached_is_refused_with_the_settings(settings: list[str], message: str):
-    with pytest.raises(ConfigError, match=message):
-        load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", settings)
 
 
 def test_the_mode_follows_from_the_name_unless_it_is_named():

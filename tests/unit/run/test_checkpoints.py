@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
-from retool_mcore.errors import CheckpointError, ConfigError
+from retool_mcore.errors import CheckpointError
 from retool_mcore.report.record import read_run
 from retool_mcore.run import checkpoint
 from retool_mcore.run.checkpoint import STATE_FILE
@@ -175,11 +175,6 @@ def test_a_kill_while_an_old_one_is_deleted_leaves_none_that_looks_complete(
     with pytest.raises(KeyboardInterrupt):
         save(config, 100)
     assert steps(config) == [100]
-
-
-def test_a_writer_process_does_not_inherit_an_optimizer_in_pinned_memory():
-    with pytest.raises(ConfigError, match=r"memory\.optimizer_on_cpu = 0\.5 is not supported: .* pinned memory"):
-        load_config(RlConfig, RL_7B, ["checkpoint.asynchronous=true", "memory.optimizer_on_cpu=0.5"])
 
 
 def test_never_refuses_to_overwrite(tmp_path: Path):
