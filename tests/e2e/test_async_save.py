@@ -1,8 +1,8 @@
 """checkpoint.asynchronous and checkpoint.reshardable, as a user runs them.
 
-Steps go on while files are written, and a kill or a full disk costs that checkpoint only. The disk
-of these tests holds or refuses what is written for step 6: a ``sitecustomize`` in every process of
-the run replaces ``os.fsync``, which Megatron's writers end each file with.
+Steps continue while files are written, and a kill costs that checkpoint only. The disk of this test
+delays what is written for step 6: a ``sitecustomize`` in every process of the run replaces
+``os.fsync``, which Megatron's writers end each file with.
 """
 
 from pathlib import Path
@@ -13,12 +13,10 @@ from retool_mcore.run.checkpoint import complete_checkpoints
 from tests.e2e.commands import (
     argv_sft,
     assert_nothing_left,
-    assert_one_error,
     exact_metrics,
     kill,
     last_step,
     marked_processes,
-    run,
     sft_settings,
     started,
     succeed,
@@ -27,14 +25,12 @@ from tests.e2e.commands import (
 from tests.e2e.conftest import TP2
 
 DISK = """
-import errno, os, time
+import os, time
 
 fsync = os.fsync
 
 def fsync_of_this_disk(file):
     if "/global_step_6/" in os.readlink(f"/proc/self/fd/{file}"):
-        if os.path.exists("FOLDER/full"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         while os.path.exists("FOLDER/slow"):
             time.sleep(0.05)
     return fsync(file)
@@ -88,12 +84,3 @@ def test_a_save_killed_in_the_middle_leaves_the_one_before(
     assert weights(killed, 4) != weights(killed, 8)
     exports = [(run_dir / "export" / "model.safetensors").read_bytes() for run_dir in (killed, whole)]
     assert exports[0] == exports[1]
-
-
-@pytest.mark.long
-def test_a_disk_that_fills_up_during_a_save_is_one_error(task: Path, tmp_path: Path, mark: str, disk: Path):
-    (disk / "full").touch()
-    done = run(argv(task, tmp_path, "run.name=full", "checkpoint.asynchronous=true"), mark)
-    assert_one_error(done, "no space is left for")
-    assert "[rank" not in done.stderr  # torch's mark of a rank's traceback
-    assert saved_steps(tmp_path / "full") == [3]

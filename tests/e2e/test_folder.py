@@ -7,40 +7,11 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from retool_mcore.errors import ConfigError
-from retool_mcore.run.folder import lock_run, own_tmpdir, write_atomic
+from retool_mcore.run.folder import own_tmpdir
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.sandbox.supervisor.slots import remove_stale
-
-
-def test_a_kill_in_the_block_leaves_the_old_content(tmp_path: Path):
-    path = tmp_path / "state.json"
-    write_atomic(path, "old")
-    code = (
-        "import os, signal, sys; from retool_mcore.run.folder import replacing\n"
-        f"with replacing({str(path)!r}) as draft:\n"
-        "    draft.write_text('new')\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    assert path.read_text() == "old"
-
-
-def test_a_folder_has_one_writer_and_the_second_gets_its_process(tmp_path: Path):
-    held = lock_run(tmp_path / "run")
-    code = (
-        "import sys; from pathlib import Path; from retool_mcore.run.folder import lock_run\n"
-        f"lock_run(Path({str(tmp_path / 'run')!r}))\n"
-    )
-    second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"is in use by process {os.getpid()}" in second.stderr and "ConfigError" in second.stderr
-    with pytest.raises(ConfigError, match=r"Wait for it, stop it, or set another run\.name"):
-        lock_run(tmp_path / "run")
-    held.close()
-    lock_run(tmp_path / "run").close()
 
 
 def test_what_processes_of_a_run_leave_in_tmpdir_goes_with_it_or_with_its_next_start(tmp_path: Path, monkeypatch):

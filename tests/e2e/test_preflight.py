@@ -8,31 +8,9 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import load_run
-from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs
 from tests import forked
 from tests.unit.preflight.test_preflight import RL, good, judged, levels, settings
-
-
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "retool_mcore", *words], capture_output=True, text=True, check=False, timeout=300
-    )
-
-
-@pytest.mark.long
-def test_a_good_run_passes_as_a_command(task: Path):
-    short, done = (command("preflight", str(RL), *settings(task), *words) for words in ([], ["-v"]))
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0 and lines[-1].startswith("0 errors"), done.stdout + done.stderr[-2000:]
-    assert all(line.split()[0] in ("ok", "warning", "0") for line in short.stdout.splitlines())
-    names = " ".join(line[8:24].strip() for line in lines[:-1])
-    looked_at = "settings versions devices disk sockets shared_memory open_files model tokenizer data sandbox patch"
-    assert all(name.replace("_", " ") in names for name in looked_at.split())
-    listed = [line[24:] for line in lines if line[8:24].strip() == "patch"]
-    assert listed == [str(patch) for patch in get_platform("cpu").patches()]
-    problems = [line for line in lines[:-1] if line.startswith("warning")]
-    assert short.stdout.splitlines() == [*problems, f"{lines[-1]}; -v lists them"]
 
 
 def test_errors_are_lines_and_the_exit_code(task: Path):

@@ -14,7 +14,6 @@ from retool_mcore.sandbox import open_sandbox
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor.interpreter import Interpreter
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from tests.sandbox.ordinary import OrdinaryUser
 from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, start
 
 MODULES = {
@@ -206,19 +205,3 @@ async def test_a_server_accepts_python_and_preload(options: tuple[str, ...], pyt
     finally:
         server.terminate()
         server.communicate()
-
-
-def test_as_an_ordinary_user(ordinary_user: OrdinaryUser):
-    folder = ordinary_user.home / "sandbox"
-    folder.mkdir(mode=0o755)
-    python = make_environment(folder, of=ordinary_user.python)
-    code = (
-        "import asyncio, sys\nfrom retool_mcore.sandbox import open_sandbox\n"
-        "async def main():\n"
-        "    async with open_sandbox(min_level='rlimits', python=sys.argv[1], preload=['warm']) as sandbox:\n"
-        "        result = await sandbox.execute('import sys; print(\"warm\" in sys.modules); import warm')\n"
-        "        print(result.level, result.stdout, result.stderr)\n"
-        "asyncio.run(main())"
-    )
-    done = ordinary_user.run(code, python)
-    assert done.stdout.split()[1:] == ["True"], done.stderr

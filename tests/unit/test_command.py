@@ -1,6 +1,5 @@
-"""The `retool` command itself: its version, and the help of its commands."""
+"""The `retool` command itself: its version, and the name of an evaluated model."""
 
-import re
 from importlib.metadata import version
 
 import pytest
@@ -18,22 +17,6 @@ def shown(*words: str) -> str:
 
 def test_the_version_is_that_of_the_installed_package():
     assert shown("--version") == f"retool_mcore {version('retool_mcore')}"
-
-
-def test_help_keeps_the_names_of_sections():
-    """rich takes a word in brackets for a style, and leaves it out."""
-    assert "come from section [validation] of CONFIG." in shown("eval", "run", "--help")
-    assert "Train and score ReTool models." in shown("--help")
-
-
-def test_help_cuts_no_name_at_80_columns():
-    for group in ((), ("data",), ("sandbox",), ("rollout",), ("eval", "run"), ("config", "from-verl")):
-        message = CliRunner(env={"COLUMNS": "80"}).invoke(all_commands(), [*group, "--help"]).output
-        assert "\N{HORIZONTAL ELLIPSIS}" not in message and not re.search(
-            r"\w\.\.\.$", message.partition("\n")[2], re.MULTILINE
-        )
-        assert "<bool>" not in message and max(map(len, message.splitlines())) <= 80
-    assert "--max-tool-output-tokens" in shown("rollout", "--help")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""[lora]: its settings, what they exclude, and the merged model of adapters and base."""
+"""Adapters belong to their run and base; an export has them in the base's weights."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.config import SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
-from retool_mcore.model.adapter import merge, merged, peft_config, read_adapter, rounded, write_adapter
-from retool_mcore.platforms import get_platform
+from retool_mcore.model.adapter import merge, peft_config, read_adapter, write_adapter
 from retool_mcore.run import checkpoint
 from retool_mcore.run.export import export
 from tests.unit.test_models import DENSE, EXPERTS, check
@@ -25,25 +24,6 @@ def test_experts_get_no_adapters(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"lora\.rank = 8, but .* has 16 experts, which cannot have adapters"):
         check(tmp_path, EXPERTS, RANK)
     check(tmp_path, {}, RANK, DENSE)
-
-
-def test_verl_gets_the_adapters_and_sends_whole_weights_to_its_engines():
-    pytest.importorskip("verl", reason="verl is not installed")
-    platform = get_platform("cpu")
-    platform.activate()
-    from verl.workers.rollout.sglang_rollout.utils import lora_served_as_adapter
-
-    from retool_mcore.verl.keys.tree import check_ppo_tree, ppo_tree
-
-    tree = ppo_tree(load_config(RlConfig, RL, [RANK, 'lora.targets=["mlp"]', "algorithm.kl_coef=0.1"]), platform)
-    check_ppo_tree(tree)
-    model = tree.actor_rollout_ref.model
-    assert (model.lora_rank, model.lora_alpha) == (8, 32)
-    assert list(model.target_modules) == ["gate_proj", "up_proj", "down_proj"]
-    assert model.lora.get("rank", 0) == 0, "with it verl would call Megatron-Bridge"
-    assert not lora_served_as_adapter(model), "or SGLang would wait for adapters"
-    plain = ppo_tree(load_config(RlConfig, RL, ["lora.alpha=64"]), platform).actor_rollout_ref.model
-    assert plain.lora_rank == 0 and plain.lora.rank == 0
 
 
 def run_in(tmp_path: Path, *settings: str) -> SftConfig:
@@ -97,15 +77,6 @@ def adapter_on(base: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]
 
 def load_all(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
-
-
-def test_an_export_of_a_base_in_fp8_has_the_rounded_matrix_and_the_rest_as_it_is(tmp_path: Path, base: Path):
-    made = adapter_on(base)
-    save(run_in(tmp_path, RANK), 5, **made, base_in_fp8=True)
-    got, had = load_all(export(tmp_path / "sft_tiny_cpu", tmp_path / "out")), load_all(base)
-    assert torch.equal(got[f"{Q}.weight"], merged(rounded(had[f"{Q}.weight"]), *made["weights"][Q], 1.5))
-    assert not torch.equal(got[f"{Q}.weight"], merged(had[f"{Q}.weight"], *made["weights"][Q], 1.5))
-    assert torch.equal(got[BIAS], had[BIAS]) and torch.equal(got[NORM], had[NORM])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

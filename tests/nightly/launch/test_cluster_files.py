@@ -19,12 +19,6 @@ import yaml
 ROOT = Path(__file__).parents[3]
 LAUNCH = ROOT / "launch"
 CONSTRAINTS = (ROOT / "retool_mcore" / "platforms" / "cuda" / "constraints.txt").read_text(encoding="utf-8")
-FIELDS = tomllib.loads(Path(__file__).with_name("cluster_fields.toml").read_text(encoding="utf-8"))
-
-
-def fields(system: str, of: str = "") -> set[str]:
-    """The fields that a system knows, of one of its tables."""
-    return set((FIELDS[system][of] if of else FIELDS[system]).split())
 
 
 def read(name: str) -> str:
@@ -123,7 +117,6 @@ def test_the_job_has_the_nodes_of_its_configuration():
     text = read("slurm.sbatch")
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.M))
     assert len(options) == text.count("\n#SBATCH")
-    assert set(options) <= fields("sbatch")
     first_command = text.index("\nset -")
     assert text.rindex("#SBATCH") < first_command  # sbatch reads no further
     cluster = config_of(str(re.search(r"SCRIPT:=(\S+)\}", text)[0]))["cluster"]  # type: ignore[index]
@@ -183,38 +176,6 @@ def test_a_job_whose_time_is_up_ends_its_run_and_is_queued_again(tmp_path: Path,
 # Kubernetes
 
 
-def test_the_ray_job_has_only_fields_that_kuberay_knows():
-    job = yaml.safe_load(read("kuberay.yaml"))
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob") and set(job) == {
-        "apiVersion", "kind", "metadata", "spec",
-    }  # fmt: skip
-    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,45}[a-z0-9])?", job["metadata"]["name"])
-    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
-    assert (
-        set(spec) <= fields("kuberay", "job")
-        and set(cluster) <= fields("kuberay", "cluster")
-        and "runtimeEnvYAML" not in spec
-    )
-    assert spec["submissionMode"] in {"K8sJobMode", "HTTPMode", "SidecarMode"} and spec["shutdownAfterJobFinishes"]
-    assert set(cluster["headGroupSpec"]) <= fields("kuberay", "group") - {
-        "groupName",
-        "replicas",
-        "minReplicas",
-        "maxReplicas",
-    }
-    for group in cluster["workerGroupSpecs"]:
-        assert (
-            set(group) <= fields("kuberay", "group")
-            and group["minReplicas"] == group["replicas"] == group["maxReplicas"]
-        )
-    for pod in pods():
-        assert set(pod) <= {"metadata", "spec"} and set(pod["spec"]) <= fields("kuberay", "pod")
-        volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
-        for container in pod["spec"]["containers"]:
-            assert set(container) <= fields("kuberay", "container")
-            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-
-
 def test_the_ray_job_has_the_nodes_of_its_configuration_and_the_ray_of_the_constraints():
     spec = yaml.safe_load(read("kuberay.yaml"))["spec"]
     cluster, config = spec["rayClusterSpec"], config_of(spec["entrypoint"])
@@ -271,11 +232,7 @@ def test_the_entrypoint_is_shell_whose_commands_get_the_setting_whole(tmp_path: 
 
 def test_the_sky_task_starts_a_launch_script_on_each_node(tmp_path: Path):
     task = yaml.safe_load(read("skypilot.yaml"))
-    assert (
-        set(task) <= fields("skypilot", "task")
-        and set(task["resources"]) <= fields("skypilot", "resources")
-        and task["workdir"] == "."
-    )
+    assert task["workdir"] == "."
     cluster = config_of(task["run"])["cluster"]
     assert task["num_nodes"] == cluster["nodes"]
     assert int(task["resources"]["accelerators"].partition(":")[2]) == cluster["gpus_per_node"]

@@ -165,28 +165,6 @@ def test_the_python_of_a_page_prints_its_comments(page: Path):
         assert out.getvalue().splitlines() == printed
 
 
-def slug(heading: str) -> str:
-    """As Python-Markdown makes an anchor of a heading."""
-    plain = re.sub(r"[^\w\s-]", "", re.sub(r"[`*]", "", heading)).strip().lower()
-    return re.sub(r"[-\s]+", "-", plain)
-
-
-def anchors(path: Path) -> set[str]:
-    text = FENCED.sub("", path.read_text(encoding="utf-8"))
-    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
-
-
-LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path):
-    for target, anchor in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
-        path = (page.parent / target).resolve() if target else page
-        assert path.exists(), f"{page.name}: {target}"
-        assert not anchor or anchor in anchors(path), f"{page.name}: {target}#{anchor}"
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_generated_parts_of_a_page_are_up_to_date(page: Path):
     """python -m tests.docs.record"""

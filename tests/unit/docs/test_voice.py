@@ -50,17 +50,3 @@ def test_a_page_is_without_the_worst_words(page: str):
         assert sentence in text, f"remove from ALLOWED: {sentence}"
         text = text.replace(sentence, "\n" * sentence.count("\n"))
     assert not list(faults(text)), "write who does what, in the field's terms; ALLOWED takes proper uses"
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("A server of its own is told.\n", ["line 1: of its own", "line 1: told"]),
-        ("One.\n\nIt stands beside\nthe run and goes\non.\n", ["line 3: beside", "line 4: goes on"]),
-        ("A wrong answer is no error. In words.\n", ["line 1: is no", "line 1: In words"]),
-        ("There is no GPU, and it is no longer needed. It is now so.\n", []),
-        ("Run `told` so:\n\n    told beside\n\n```bash\nby plan\n```\nDone by plan.\n", ["line 8: by plan"]),
-    ],
-)
-def test_what_is_found(text: str, found: list[str]):
-    assert list(faults(text)) == found

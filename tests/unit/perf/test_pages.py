@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -52,14 +51,3 @@ def record(day: str) -> dict[str, object]:
         "title": "Sandbox",
         "text": "numpy 7.7 ms",
     }
-
-
-def test_the_changelog_has_dated_versions_and_names_settings_that_exist():
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    assert all(re.match(r"\[(Unreleased|\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d)", version) for version in versions)
-    assert versions[-1].startswith("[0.1.0] - ")
-    keys = set(re.findall(r"^\| `([a-z_0-9.]+)`", (ROOT / "configs" / "README.md").read_text(encoding="utf-8"), re.M))
-    sections = {key.partition(".")[0] for key in keys}
-    named = set(re.findall(r"`([a-z_]+\.[a-z_0-9]+)`", text)) | set(re.findall(r"`\[([a-z_]+)\]`", text))
-    assert len(named) > 30 and named - keys - sections == set()

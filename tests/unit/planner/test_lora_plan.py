@@ -1,30 +1,13 @@
 """What adapters save in memory and time, by hand."""
 
-from typing import Literal
-
 import pytest
 
-from retool_mcore.config import Memory, Parallel
 from retool_mcore.config.lora import Lora
 from retool_mcore.model.shape import ModelShape
-from retool_mcore.planner.calibration import calibrated
-from retool_mcore.planner.hardware import GIB, parse
-from retool_mcore.planner.memory import train_memory
+from retool_mcore.planner.hardware import parse
 from retool_mcore.planner.plan import Plan, make_plan
 from retool_mcore.planner.report import refusal
-from retool_mcore.planner.steptime import Work, pass_s
-from tests.unit.planner.plans import SEVEN, THIRTY_TWO, rl
-
-HIDDEN, FFN, KV, LAYERS = 3584, 18944, 512, 28
-# Both sides of each matrix of Qwen2.5-7B: q, o; k, v; gate, up, down.
-LAYER = 32 * (2 * (HIDDEN + HIDDEN) + 2 * (HIDDEN + KV) + 3 * (HIDDEN + FFN))
-
-
-def test_gradients_and_states_are_those_of_the_adapters_alone():
-    found = train_memory(SEVEN, Parallel(), Memory(), dp=2, micro_batch_tokens=0, lora=Lora(rank=32))
-    assert found.gradients == pytest.approx(4 * LAYERS * LAYER / GIB)
-    assert found.optimizer == pytest.approx(12 * LAYERS * LAYER / 2 / GIB)
-    assert found.weights == pytest.approx(2 * (SEVEN.params + LAYERS * LAYER) / GIB)
+from tests.unit.planner.plans import THIRTY_TWO, rl
 
 
 def test_flops_by_hand():
@@ -36,37 +19,6 @@ def test_flops_by_hand():
     assert shape.train_flops([1, 3], thin) == (4 * 292 + 6 * 2 * 19) * 4 + attention == 6304
     assert shape.product_flops(1, thin) == 2 * (292 + 2 * 19), "a forward pass has no gradient to leave out"
     assert shape.product_flops(4, thin) == 2 * (3 * 292 + 4 * 2 * 19), "all of it computed twice"
-
-
-def test_a_base_in_fp8_takes_a_byte_a_weight_and_one_matrix_more():
-    """All but embedding and head; gate and up are one matrix to Megatron."""
-    thin, fp8 = Lora(rank=32), Lora(rank=32, base_precision="fp8")
-    for tp in (1, 2):
-        whole, stored = (
-            train_memory(SEVEN, Parallel(tp=tp), Memory(), dp=1, micro_batch_tokens=64, lora=lora)
-            for lora in (thin, fp8)
-        )
-        layer = 2 * HIDDEN * (HIDDEN + KV) + 3 * HIDDEN * FFN
-        assert whole.weights - stored.weights == pytest.approx(LAYERS * layer / tp / GIB)
-        assert (
-            stored.dequantized_matrix == pytest.approx(2 * HIDDEN * 2 * FFN / tp / GIB) and not whole.dequantized_matrix
-        )
-        assert whole.total - stored.total == pytest.approx(whole.weights - stored.weights - stored.dequantized_matrix)
-
-
-def test_a_base_in_fp8_is_made_whole_once_for_each_way_through_a_micro_batch():
-    work, hardware = Work.of(64, 2048, 1.0), parse("h100x1")
-
-    def seconds(passes: float, count: int, base: Literal["model", "fp8"]) -> float:
-        lora = Lora(rank=32, base_precision=base)
-        return pass_s(SEVEN, hardware, Parallel(), work, passes=passes, micro_batches=count, fp8=False, lora=lora)
-
-    made = {each: seconds(each, 8, "fp8") - seconds(each, 8, "model") for each in (1, 3, 4)}
-    layer = 2 * HIDDEN * (HIDDEN + KV) + 3 * HIDDEN * FFN
-    at_full_rate = 8 * 7 * LAYERS * layer / 3.35e12
-    assert made[1] == pytest.approx(at_full_rate / calibrated("dequantize"))
-    assert (made[3], made[4]) == (pytest.approx(2 * made[1]), pytest.approx(3 * made[1]))
-    assert seconds(3, 4, "fp8") - seconds(3, 4, "model") == pytest.approx(made[3] / 2)
 
 
 def test_thirty_two_billions_fit_one_card_of_80_gb_with_actor_and_engine_in_fp8():

@@ -6,35 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_run
-from retool_mcore.config.lora import Lora
+from retool_mcore.config import RlConfig, SftConfig, load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.files import shape_of_model
-from retool_mcore.model.shape import PUBLISHED, shape_of_config
 from retool_mcore.planner.generation import Engines
 from retool_mcore.planner.hardware import GIB, hardware_of_run, parse
 from retool_mcore.planner.lengths import Lengths, lengths_of_run_dir
-from retool_mcore.planner.memory import activation_bytes, train_memory
 from retool_mcore.planner.plan import make_plan
-from retool_mcore.planner.report import _duration, report
-from tests.unit.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, rl, sft
+from retool_mcore.planner.report import _duration, refusal, report
+from tests.unit.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, command, rl, sft
 
 
 def test_a_short_run_is_not_0_hours():
     assert [_duration(seconds) for seconds in (7.4, 90, 5400)] == ["7 seconds", "1.5 minutes", "1.5 hours"]
-
-
-def test_lengths_by_hand():
-    """Half of the mean's way up is even; a third of it puts few at the top."""
-    even = Lengths(shortest=1000, mean=2000, longest=3000, prompt=100, limit=3000)
-    assert even.quantiles(4) == [1250, 1750, 2250, 2750]
-    assert even.spread == pytest.approx((2100**2 + 2000**2 / 12) / 2100**2)
-    assert even.context == pytest.approx(100 + (2000**2 + 2000**2 / 12) / 2 / 2000)
-    few = Lengths(shortest=0, mean=1000, longest=3000, limit=3000)
-    assert few.quantiles(1000)[500] == pytest.approx(3000 / 4, rel=0.01)
-    assert sum(few.quantiles(1000)) / 1000 == pytest.approx(1000, rel=0.001)
-    same = Lengths(shortest=500, mean=500, longest=500, limit=500)
-    assert same.quantiles(3) == [500] * 3 and same.spread == 1.0
 
 
 def test_a_plan_has_the_lengths_of_a_previous_run_of_its_kind(tmp_path: Path):
@@ -57,25 +41,6 @@ def test_a_plan_has_the_lengths_of_a_previous_run_of_its_kind(tmp_path: Path):
         lengths_of_run_dir(tmp_path, sft())
 
 
-def test_a_tokens_flops_are_those_that_mfu_counts():
-    config = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
-              "intermediate_size": 18944, "vocab_size": 152064}  # fmt: skip
-    assert shape_of_config(config).train_flops([1], Lora()) == pytest.approx(
-        6 * SEVEN.compute_params + 6 * 28 * 28 * 128
-    )
-
-
-def test_a_token_in_the_cache_by_hand():
-    """A key and a value, 2 bytes each, of every layer and key-value head."""
-    assert SEVEN.kv_bytes(fp8=False) == 2 * 28 * 4 * 128 * 2 == 57_344
-    assert THIRTY_TWO.kv_bytes(fp8=False) == 2 * 64 * 8 * 128 * 2 == 262_144
-    config = rl("rl_qwen2.5_7b_h200x8", "memory.offload_idle=true", "rollout.engine_memory_fraction=0.8")
-    rollout = make_plan(config, SEVEN, parse("h200x8")).rollout
-    assert rollout is not None
-    assert rollout.kv_cache == pytest.approx(0.8 * (139.8 - 3.7) - 2 * 7.61e9 / GIB, rel=0.01)
-    assert rollout.kv_tokens == pytest.approx(rollout.kv_cache * GIB / 57_344, abs=1)
-
-
 def test_a_cache_that_is_held_to_a_number_of_tokens_takes_their_memory_alone():
     """Each of the two GPUs of an engine holds half of the heads. The share remains the limit."""
     both = "rollout.engine_tp=2"
@@ -86,53 +51,6 @@ def test_a_cache_that_is_held_to_a_number_of_tokens_takes_their_memory_alone():
     assert held.kv_cache == pytest.approx(100_000 * 57_344 / 2 / GIB) and held.kv_tokens == 100_000
     assert held.total == pytest.approx(free.total - free.kv_cache + held.kv_cache)
     assert beyond == free
-
-
-def test_states_of_32b_by_hand():
-    """TP 8, one replica: 6 bytes of weight and gradient and 12 of Adam a parameter, an eighth each:
-    73.7 GB.
-    """
-    found = train_memory(THIRTY_TWO, Parallel(tp=8), Memory(), dp=1, micro_batch_tokens=0)
-    assert (found.weights + found.gradients + found.optimizer) * GIB == pytest.approx(73.7e9, rel=0.01)
-    two = train_memory(THIRTY_TWO, Parallel(tp=4), Memory(), dp=2, micro_batch_tokens=0)
-    assert (two.weights + two.gradients + two.optimizer) * GIB == pytest.approx(98.3e9, rel=0.01)
-    context = train_memory(THIRTY_TWO, Parallel(tp=4, cp=2), Memory(), dp=1, micro_batch_tokens=0)
-    assert context.optimizer == two.optimizer, "context-parallel ranks shard the states, too"
-
-
-@pytest.mark.parametrize("layout", [Parallel(ep=8), Parallel(tp=2, ep=8, etp=1)], ids=str)
-def test_states_of_experts_by_hand(layout: Parallel):
-    """Qwen3-30B-A3B, 8 devices, EP 8: an eighth of 29.0 G parameters of experts on each, and all
-    1.5 G others, or TP's half.
-
-    No other device holds the same experts, so their 12 bytes of Adam are whole; those of the others
-    are an eighth.
-    """
-    experts, others = 48 * 128 * (3 * 2048 * 768 + 2048), 48 * 2048 * 128 * 2 * 36 + 2 * 2048 * 151936
-    found = train_memory(PUBLISHED["Qwen3-30B-A3B"], layout, Memory(), dp=8 // layout.tp, micro_batch_tokens=0)
-    assert (found.weights + found.gradients) * GIB == pytest.approx(6 * (experts / 8 + others / layout.tp))
-    assert found.optimizer * GIB == pytest.approx(12 * (experts / 8 + others / 8))
-
-
-def test_activations_by_hand():
-    """One layer of 7B keeps 2 h, q, the attention's output, k, v and 3 f for each token, in
-    bfloat16.
-    """
-    kept, working = activation_bytes(SEVEN, Memory(), 1)
-    assert (kept, working) == (2 * (2 * 3584 + 2 * 3584 + 2 * 512 + 3 * 18944), 0.0)
-    full, again = activation_bytes(SEVEN, Memory(recompute="full"), 2)
-    assert (full, again) == (3584, kept / 2)
-    plain, _ = activation_bytes(SEVEN, Memory(), 1, fused=False)
-    assert plain - kept == 2 * (18944 + 4 * 3584)
-    selective, _ = activation_bytes(SEVEN, Memory(recompute="selective"), 1, fused=False)
-    assert plain - selective == 2 * 2 * 3584
-
-
-def test_the_engines_own_log_probabilities_cost_no_pass():
-    words = ("train.mini_batch_prompts=512",)
-    actor = make_plan(rl("rl_qwen2.5_7b_h200x8", *words), SEVEN, parse("h200x8")).phases
-    rollout = make_plan(rl("rl_qwen2.5_7b_h200x8", *words, "algorithm.old_log_prob=rollout"), SEVEN, parse("h200x8"))
-    assert rollout.phases == {name: seconds for name, seconds in actor.items() if name != "old_log_prob"}
 
 
 def test_an_engine_of_more_devices_than_there_are_is_refused():
@@ -191,15 +109,34 @@ def test_a_limit_below_a_planned_part_is_told_with_what_would_do():
     )
 
 
-def test_each_group_of_ranks_on_npus_keeps_what_its_library_buffers():
-    """Two buffers of 200 MB: for all ranks, tp, pp and dp here, and twice in an engine of two."""
-    train = {"parallel": Parallel(tp=8, pp=2), "memory": Memory(), "dp": 2, "micro_batch_tokens": 0}
-    plain, grouped = (train_memory(THIRTY_TWO, **train, group_gib=gib).buffers for gib in (0.0, 0.4))
-    assert grouped - plain == pytest.approx(4 * 0.4)
-    alone = train_memory(SEVEN, Parallel(), Memory(), dp=1, micro_batch_tokens=0, group_gib=0.4)
-    assert alone.buffers == plain, "one device has nobody to talk to"
-    two, one = (rl("rl_qwen2.5_7b_a2x8", f"rollout.engine_tp={tp}") for tp in (2, 1))
-    plans = [make_plan(each, SEVEN, parse("a2x8")) for each in (two, one)]
-    asleep = [plan.rollout.asleep for plan in plans if plan.rollout]
-    assert asleep[0] - asleep[1] == pytest.approx(2 * 0.4)
-    assert plans[0].training_gib == pytest.approx(plans[0].train.total + asleep[0])
+def test_what_cannot_fit_is_refused_and_by_how_much():
+    done = command("configs/sft_qwen2.5_32b_h200x8.toml", "parallel.tp=1")
+    assert done.returncode == 2
+    assert "training does not fit: it needs" in done.stderr and "the largest part is gradients" in done.stderr
+    assert "the fastest settings of each layout that fits" in done.stdout
+    one = rl("rl_qwen2.5_32b_h200x8", "rollout.engine_tp=1", "rollout.engine_memory_fraction=0.4")
+    plan = make_plan(one, THIRTY_TWO, parse("h200x8"))
+    assert "Raise rollout.engine_tp" in refusal(plan, parse("h200x8"))
+    both = rl("rl_qwen2.5_32b_h200x8", "memory.offload_idle=false", "rollout.engine_memory_fraction=0.9")
+    assert "set memory.offload_idle" in refusal(make_plan(both, THIRTY_TWO, parse("h200x8")), parse("h200x8"))
+
+
+def test_json_has_the_same_numbers():
+    done = command("configs/rl_qwen2.5_7b_h200x8.toml", "--json", "--hardware", "h200x8")
+    tree = json.loads(done.stdout)
+    assert tree["hardware"] == "h200x8" and tree["fits"] is True and tree["proposals"]
+    assert tree["step_s"] == pytest.approx(sum(tree["phases_s"].values()))
+    assert tree["train_gib"]["total"] == pytest.approx(sum(v for k, v in tree["train_gib"].items() if k != "total"))
+    assert {"calls_per_s", "cores_per_node", "workers_per_node"} == set(tree["sandbox"])
+
+
+def test_in_mode_async_engines_and_trainer_have_separate_devices():
+    """On 8 devices: four train, four sample."""
+    words = ("train.mode=async", "rollout.gpus=4", "train.mini_batch_prompts=256", "parallel.tp=2")
+    run = rl("rl_qwen2.5_7b_h200x8", *words)
+    plan, sync = make_plan(run, SEVEN, parse("h200x8")), make_plan(rl("rl_qwen2.5_7b_h200x8"), SEVEN, parse("h200x8"))
+    assert (plan.dp, plan.training_gib) == (2, plan.train.total) and sync.training_gib > sync.train.total
+    assert plan.rollout and plan.rollout.training == 0.0
+    assert plan.rollout.kv_cache == pytest.approx(run.rollout.engine_memory_fraction * 139.8 - plan.rollout.weights)
+    assert "in each of 4 engines" in plan.notes[1] and "the trainer waits" in plan.notes[2]
+    assert plan.phases["old_log_prob"] > 1.9 * sync.phases["old_log_prob"]

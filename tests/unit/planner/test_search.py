@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_config
+from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.model.files import shape_of_model
-from retool_mcore.model.shape import PUBLISHED, layers_to_recompute, token_memory
+from retool_mcore.model.shape import PUBLISHED
 from retool_mcore.planner.calibration import calibrated
 from retool_mcore.planner.hardware import hardware_of_run, parse
-from retool_mcore.planner.lengths import Lengths, assumed
+from retool_mcore.planner.lengths import assumed
 from retool_mcore.planner.plan import Plan, make_plan
 from retool_mcore.planner.search import proposals
-from retool_mcore.planner.steptime import pipeline_slowdown
 from tests.unit.planner.plans import CONFIGS, SEVEN, THIRTY_TWO, rl, sft
 
 
@@ -96,56 +95,3 @@ def test_experts_are_spread_over_replicas_that_are_there_and_recompute_everythin
     assert {plan.memory.recompute for plan in plans} == {"full"}
     tokens = {plan.config.train.micro_batch_tokens * plan.parallel.cp for plan in plans}
     assert tokens >= {18432, 2 * 18432, 3 * 18432}, "an expert needs many tokens"
-
-
-def test_auto_costs_what_long_responses_recompute():
-    """Lengths of 1 to 18 k, a budget of 12 k: the third above it recompute as far as they are
-    longer.
-    """
-    lengths, memory = Lengths.evenly(9216, 18432), Memory(recompute="auto", fused_cross_entropy=True)
-    assert lengths.recomputed(SEVEN, Parallel(), memory, 18432) == 0.0
-    other_memory, input_share = token_memory(SEVEN, fused_cross_entropy=True)
-
-    def twice(every: range) -> float:
-        layers = (
-            layers_to_recompute(tokens, 12288, 28, other_memory=other_memory, input_share=input_share)
-            for tokens in every
-        )
-        return sum(tokens * min(28, wanted) / 28 for tokens, wanted in zip(every, layers, strict=True)) / sum(every)
-
-    want = twice(range(9, 18432, 18))
-    assert lengths.recomputed(SEVEN, Parallel(), memory, 12288) == pytest.approx(want, abs=0.005)
-    assert 0.13 < want < 0.17
-    assert lengths.recomputed(SEVEN, Parallel(cp=2), memory, 6144) == pytest.approx(want, abs=0.005)
-    updates: dict[str, float] = {}
-    for recompute, tokens in (("none", 18432), ("auto", 12288), ("full", 18432)):
-        settings = (f"memory.recompute={recompute}", f"train.micro_batch_tokens={tokens}")
-        spread = Lengths.evenly(8192, 16384, prompt=1024)
-        plan = make_plan(rl("rl_qwen2.5_7b_h200x8", *settings), SEVEN, parse("h200x8"), lengths=spread)
-        updates[recompute] = plan.phases["update"]
-    found = (updates["auto"] - updates["none"]) / (updates["full"] - updates["none"])
-    assert found == pytest.approx(twice(range(1024 + 8, 1024 + 16384, 16)), abs=0.005)  # a prompt before each response
-
-
-def test_a_pipeline_waits_for_its_last_stage_which_has_the_head():
-    assert pipeline_slowdown(SEVEN, Parallel(), 100) == 1.0
-    layers, head = 28 * SEVEN.layer_params, SEVEN.head_params
-    assert pipeline_slowdown(SEVEN, Parallel(pp=2), 1e9) == pytest.approx((layers / 2 + head) / ((layers + head) / 2))
-    assert pipeline_slowdown(SEVEN, Parallel(pp=2), 4) == pytest.approx(
-        1.25 * pipeline_slowdown(SEVEN, Parallel(pp=2), 1e9)
-    )
-
-
-def test_sglang_takes_its_share_of_what_the_idle_actor_leaves():
-    def cache(*settings: str) -> float:
-        config = rl("rl_qwen2.5_7b_h200x8", "rollout.engine_memory_fraction=0.5", *settings)
-        rollout = make_plan(config, SEVEN, parse("h200x8")).rollout
-        assert rollout is not None
-        return rollout.kv_cache
-
-    idle = make_plan(rl("rl_qwen2.5_7b_h200x8"), SEVEN, parse("h200x8")).train.idle
-    gone, stays = cache("memory.offload_idle=true"), cache("memory.offload_idle=false")
-    assert gone - stays == pytest.approx(0.5 * idle)
-    copies_gib = 2 * SEVEN.layers * SEVEN.layer_params / 2**30
-    fp8 = cache("memory.offload_idle=true", "model.fp8=tensorwise", "algorithm.importance_sampling=token")
-    assert gone - fp8 == pytest.approx(0.5 * copies_gib)  # nothing offloads them

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 from retool_mcore.config.reference import reference
 from retool_mcore.errors import ConfigError, DataError
-from retool_mcore.evaluate.compare import compare, read_report
 from retool_mcore.report.build import write_report
 from retool_mcore.report.charts import HEIGHT, MANY_POINTS, MAX_POINTS, WIDTH, Line, line_chart, thinned
 from retool_mcore.report.evaluations import all_reports, before_and_after
 from retool_mcore.report.facts import changed_settings
-from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.record import read_run
 from retool_mcore.report.sections import LOST, time_spent
 from tests.unit.report.generated import QUICKSTART, steps, write_evaluation, write_run
@@ -228,68 +226,6 @@ def test_a_folder_named_by_the_user_is_searched_too(tmp_path: Path):
     assert pair.after and pair.after.path.parent == far
 
 
-RIGHT = {  # folder, run or None, with the tool: right samples of four problems, of four each
-    ("base", None, True): [0, 0, 1, 0],
-    ("base_text", None, False): [1, 0, 1, 0],
-    ("sft", "sft", True): [1, 2, 1, 0],
-    ("tool", "tool_rl", True): [4, 4, 3, 1],
-    ("tool_text", "tool_rl", False): [0, 1, 1, 0],
-    ("text_text", "text_rl", False): [2, 2, 1, 1],
-}
-
-
-def whole(root: Path) -> list[Path]:
-    start = f"{root}/sft/export"
-    runs = [
-        write_run(root / "tool_rl", model={"path": start}),
-        write_run(root / "text_rl", model={"path": start}, rollout={"tools": []}),
-        write_run(root / "sft", kind="sft", model={"path": f"{root}/base"}),
-    ]
-    for (folder, run, tool), right in RIGHT.items():
-        model = f"{root}/{run}/export" if run else f"{root}/base"
-        write_evaluation(root / "eval" / folder, model, right, tool=tool, data=f"{root}/problems.jsonl")
-    return runs
-
-
-def report(root: Path, runs: list[Path], form: str = ".md") -> str:
-    out = root / f"r{form}"
-    write_report(runs, out, [root / "eval"])
-    return out.read_text(encoding="utf-8")
-
-
-def section(text: str, title: str) -> str:
-    return text.partition(f"## {title}\n")[2].partition("\n## ")[0]
-
-
-def test_all_models_stand_in_one_table_against_the_first(tmp_path: Path):
-    text = section(report(tmp_path, whole(tmp_path)), "The models").replace("\\_", "_")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    accuracies = [row for row in rows if len(row) == 5][2:]
-    assert [row[:4] for row in accuracies] == [
-        ["start model (base)", "with the tool", "4", "0.062 (0.012 to 0.113)"],
-        ["start model (base)", "text only", "4", "0.125 (0.075 to 0.175)"],
-        ["sft", "with the tool", "4", "0.250 (0.200 to 0.300)"],
-        ["tool_rl", "with the tool", "4", "0.750 (0.700 to 0.800)"],
-        ["tool_rl", "text only", "4", "0.125 (0.075 to 0.175)"],
-        ["text_rl", "text only", "4", "0.375 (0.325 to 0.425)"],
-    ]
-
-    def paired(first: str, second: str) -> str:
-        found = compare(read_report(tmp_path / "eval" / first), read_report(tmp_path / "eval" / second))
-        return f"{found.difference:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
-
-    assert [row[4] for row in accuracies] == [
-        *("", "", paired("base", "sft"), paired("base", "tool")),
-        *(paired("base_text", "tool_text"), paired("base_text", "text_text")),
-    ]
-    assert [row for row in rows if len(row) == 3][2:] == [
-        ["start model (base): text only, then with the tool", paired("base_text", "base"), "0 / 0"],
-        ["tool_rl: text only, then with the tool", paired("tool_text", "tool"), "3 / 0"],
-        ["tool_rl, with the tool, then text_rl, text only", paired("tool", "text_text"), "0 / 3"],
-        ["tool_rl, text only, then text_rl, text only", paired("tool_text", "text_text"), "0 / 0"],
-    ]
-
-
 def test_validations_of_several_runs_stand_side_by_side_with_intervals(tmp_path: Path):
     runs = []
     for name, first, last in (("with_tool", 0.25, 0.75), ("without_tool", 0.25, 0.5)):
@@ -389,12 +325,3 @@ def test_a_long_run_has_a_small_chart_that_keeps_its_peaks():
     kept = thinned(points)
     assert len(kept) <= MAX_POINTS and (31_234, 9.0) in kept and kept == sorted(kept)
     assert kept[0] == points[0] and kept[-1] == points[-1]
-
-
-def test_numbers_and_times_read_as_a_person_writes_them():
-    assert [number(each) for each in (0.0, 0.34375, 12345.6, 1e-9, 4.2e9, -0.5)] == [
-        *("0", "0.3438", "12,346", "1.00e-9", "4.20e9", "-0.5")
-    ]
-    assert [duration(each) for each in (0.24, 5.8, 45, 59.9, 750, 11_100, 187_200)] == [
-        *("0.24 s", "5.8 s", "45 s", "60 s", "12 min 30 s", "3 h 5 min", "2 d 4 h")
-    ]

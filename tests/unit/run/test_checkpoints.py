@@ -89,14 +89,6 @@ def test_a_save_that_was_killed_leaves_the_previous_one_to_resume_from(tmp_path:
     assert steps(config) == [50, 100]
 
 
-def test_the_next_run_deletes_what_a_kill_has_left_and_nothing_else(tmp_path: Path):
-    config = run_in(tmp_path)
-    save(config, 50)
-    write_model(str(checkpoint.step_folder(config, 100) / "actor"))
-    checkpoint.delete_incomplete(config)
-    assert [path.name for path in (config.run.dir / "checkpoints").iterdir()] == ["global_step_50"]
-
-
 class BackgroundSave:
     """Files that somebody else writes: ``ended`` when a test says so."""
 
@@ -221,15 +213,6 @@ def test_files_that_another_user_could_have_written_are_not_resumed_from(
     for setting in ("auto", str(checkpoint.step_folder(config, 50))):
         with pytest.raises(CheckpointError, match=rf"{said}, and resuming runs code"):
             checkpoint.find_resume(run_in(tmp_path, f"checkpoint.resume={setting}"))
-
-
-def test_export_takes_the_newest_complete_checkpoint(tmp_path: Path):
-    config = run_in(tmp_path)
-    save(config, 50)
-    save(config, 100)
-    write_model(str(checkpoint.step_folder(config, 150) / "actor"))  # a kill came before state.json
-    assert find_weights(config.run.dir).parts[-4:] == ("global_step_100", "actor", "model", "huggingface")
-    assert json.loads((find_weights(checkpoint.step_folder(config, 50)) / "config.json").read_text())["step"] == 50
 
 
 def test_an_export_says_the_dtype_of_its_weights(tmp_path: Path):
