@@ -6,6 +6,9 @@ import contextlib
 import os
 import sys
 import time
+import tomllib
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,47 +20,29 @@ from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.output import MAX_STREAM_BYTES, BoundedOutput
 from tests.sandbox.sandbox_helpers import NOT_REDIRECTED, last_line, still_works
 
+TABLES = tomllib.loads(Path(__file__).with_name("code.toml").read_text(encoding="utf-8"))
 MAIN = "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x\n"
+
+
+def rows(table: str) -> pytest.MarkDecorator:
+    """The rows of a table of code.toml, as ``row``."""
+    found = TABLES[table]
+    return pytest.mark.parametrize("row", found, ids=[f"{table} {number}" for number in range(len(found))])
+
 
 # ------------------------------------------------------------------------------------ values
 
 
-@pytest.mark.parametrize(
-    "code, stdout",
-    [
-        ("x = 3\nx * 2", "6\n"),
-        ("None", ""),
-        ("for i in range(2):\n    i", ""),
-        ("1; 2", "2\n"),
-        ("(1,\n 2,\n)", "(1, 2)\n"),
-        ('"""only a docstring"""', "'only a docstring'\n"),
-        ("from __future__ import annotations\ndef f(x: nonsense): return 4\nf(0)", "4\n"),
-        ("# nothing", ""),
-        ("if __name__ == '__main__':\n    print('main', end='')", "main"),
-        ("import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A()))).__name__", "'A'\n"),
-        ("exit()", ""),
-        ("import os, \\\n    numpy\nint(numpy.int64(5))", "5\n"),  # however a package is imported
-        ("import importlib\nimportlib.import_module('num' + 'py').int64(5).item()", "5\n"),
-        ("import atexit, threading, time\natexit.register(print, 3)\n"
-         "threading.Thread(target=lambda: (time.sleep(0.1), print(2))).start()\nprint(1)", "1\n2\n3\n"),
-    ],
-)  # fmt: skip
-async def test_the_last_expression_is_echoed(strongest: LocalSandbox, code: str, stdout: str):
-    result = await strongest.execute(code)
-    assert (result.stdout, result.stderr, result.return_code) == (stdout, "", 0)
+@rows("value")
+async def test_the_last_expression_is_echoed(strongest: LocalSandbox, row: dict[str, Any]):
+    result = await strongest.execute(row["code"])
+    assert (result.stdout, result.stderr, result.return_code) == (row["stdout"], "", 0)
 
 
-@pytest.mark.parametrize(
-    "code, return_code, text",
-    [
-        ("import sys; sys.exit(3)", 3, "[exit code 3]"),
-        ("import sys; sys.exit('bad input')", 1, "bad input"),
-        ("import ctypes; ctypes.string_at(0)", -11, "[killed by signal 11]"),
-    ],
-)
-async def test_exits(strongest: LocalSandbox, code: str, return_code: int, text: str):
-    result = await strongest.execute(code)
-    assert (result.status, result.return_code, result.text) == ("finished", return_code, text)
+@rows("exit")
+async def test_exits(strongest: LocalSandbox, row: dict[str, Any]):
+    result = await strongest.execute(row["code"])
+    assert (result.status, result.return_code, result.text) == ("finished", row["return_code"], row["text"])
 
 
 async def test_code_without_a_heavy_package_runs_in_the_light_image(strongest: LocalSandbox):
@@ -87,49 +72,15 @@ async def test_two_runs_draw_different_random_numbers(strongest: LocalSandbox, c
 # -------------------------------------------------------------------------------- tracebacks
 
 
-@pytest.mark.parametrize(
-    "code, stderr",
-    [
-        (
-            "x = 0\ndef f(y):\n    return 1 / y\nf(x)",
-            'Traceback (most recent call last):\n  File "main.py", line 4, in <module>\n    f(x)\n'
-            '  File "main.py", line 3, in f\n    return 1 / y\n           ~~^~~\n'
-            "ZeroDivisionError: division by zero\n",
-        ),
-        ("x = (1,\n", "  File \"main.py\", line 1\n    x = (1,\n        ^\nSyntaxError: '(' was never closed\n"),
-        (
-            "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ValueError('second') from e",
-            'Traceback (most recent call last):\n  File "main.py", line 2, in <module>\n    1/0\n    ~^~\n'
-            "ZeroDivisionError: division by zero\n\n"
-            "The above exception was the direct cause of the following exception:\n\n"
-            'Traceback (most recent call last):\n  File "main.py", line 4, in <module>\n'
-            "    raise ValueError('second') from e\nValueError: second\n",
-        ),
-        (
-            "import sympy\nsympy.Matrix([[1, 2]]).inv()",
-            'Traceback (most recent call last):\n  File "main.py", line 2, in <module>\n'
-            "    sympy.Matrix([[1, 2]]).inv()\n"
-            "sympy.matrices.exceptions.NonSquareMatrixError: A Matrix must be square to invert.\n",
-        ),
-    ],
-)
-async def test_a_traceback_names_the_models_lines_only(strongest: LocalSandbox, code: str, stderr: str):
-    result = await strongest.execute(code)
-    assert (result.stderr, result.return_code) == (stderr, 1)
+@rows("traceback")
+async def test_a_traceback_names_the_models_lines_only(strongest: LocalSandbox, row: dict[str, Any]):
+    result = await strongest.execute(row["code"])
+    assert (result.stderr, result.return_code) == (row["stderr"], 1)
 
 
-FAILS = {
-    "thread": "import threading\nt = threading.Thread(target=fail); t.start(); t.join()",
-    "destructor": "class A:\n  def __del__(self): fail()\nA()\nNone",
-    "printed": "import traceback\ntry: fail()\nexcept ValueError: traceback.print_exc()",
-    "hook": "import sys\ntry: fail()\nexcept ValueError: sys.excepthook(*sys.exc_info())",
-    "group": "try: fail()\nexcept ValueError as e: raise ExceptionGroup('several', [e])",
-}
-
-
-@pytest.mark.parametrize("code", FAILS.values(), ids=FAILS)
-async def test_no_traceback_has_a_path_of_the_host(strongest: LocalSandbox, code: str):
-    result = await strongest.execute(f"import json\ndef fail(): json.loads('x')\n{code}")
+@rows("failure")
+async def test_no_traceback_has_a_path_of_the_host(strongest: LocalSandbox, row: dict[str, Any]):
+    result = await strongest.execute(f"import json\ndef fail(): json.loads('x')\n{row['code']}")
     assert 'File "main.py", line 2, in fail' in result.stderr
     assert "JSONDecodeError: Expecting value" in result.stderr
     for path in (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__), "/proc/self/fd", "retool"):
@@ -234,29 +185,10 @@ def test_the_text_for_the_model():
 # -------------------------------------------------------------------------- notebook habits
 
 
-@pytest.mark.parametrize(
-    "code, stdout, note",
-    [
-        (">>> x = 3\n>>> for i in [1, 2]:\n...     print(i)\n... \n1\n2\n>>> x * 2", "1\n2\n6\n", "not run: 2]"),
-        (" import math\nround(math.pi)", "3\n", ""),
-        ("    x = 1\nif x:\n    print(x)", "1\n", ""),
-        ("# given\n    x = 2\n    if x:\n        print(x)", "2\n", ""),
-        ("%matplotlib inline\n%%time\n5", "5\n", ""),
-        ("!pip install nowhere\n5", "5\n", "packages cannot be installed here; these are installed: numpy, scipy"),
-        ("if True:\n    !ls 'a\n5", "5\n", "[!ls 'a was not run: programs cannot be run here"),
-        ("%nonsense\ns = '''\n%time\n'''\nt = ('%d'\n% 5)\nprint(s, t)", "\n%time\n 5\n", "[%nonsense was not run"),
-        (MAIN + "print(await f(3))\nawait f(4)", "3\n4\n", ""),
-        (MAIN + "%foo\n[await f(n) async for n in g()]", "", "NameError: name 'g' is not defined"),
-        ("x\u00a0= 3\nprint(\u201cit\u2019s\u201d, x)\u200b\ny = 'a\u00a0b'\nprint(ascii(y))",
-         "it's 3\n'a\\xa0b'\n", "special spaces were read as"),
-        ("display(1, 'a')", "1\n'a'\n", ""),
-        ("import sys\nfor i in range(3_000):\n    sys.stdout.write(f'\\r{i:4} of 3000')\nprint('\\nx\\r\\ny')",
-         "2999 of 3000\nx\r\ny\n", ""),
-    ],
-)  # fmt: skip
-async def test_notebook_habits_are_repaired(strongest: LocalSandbox, code: str, stdout: str, note: str):
-    result = await strongest.execute(code)
-    assert result.stdout == stdout
+@rows("habit")
+async def test_notebook_habits_are_repaired(strongest: LocalSandbox, row: dict[str, Any]):
+    result, note = await strongest.execute(row["code"]), row["note"]
+    assert result.stdout == row["stdout"]
     assert note in result.stderr if note else not result.stderr
     assert result.return_code == ("Error" in note)
 
@@ -324,38 +256,17 @@ def test_the_time_to_repair_a_cell_is_bounded(piece: str):
 # ------------------------------------------------------------------------ threads and programs
 
 REFUSED = "programs cannot be run here; use Python"
-# Code, its output at levels where it works, and its error at the others.
-PROGRAMS = {
-    "a process": (
-        "import multiprocessing as m\na, b = m.Pipe()\np = m.Process(target=lambda: b.send(5)); p.start()\n"
-        "print(a.recv()); p.join()",
-        "5\n",
-        "",
-    ),
-    "a pool of 32": (
-        "import multiprocessing as m\nwith m.Pool(32) as p: print(sum(p.map(abs, range(99))))",
-        "4851\n",
-        "Permission denied",
-    ),
-    "an executor": (
-        "from concurrent.futures import ProcessPoolExecutor as Pool\nwith Pool() as p: print(list(p.map(abs, [-1])))",
-        "[1]\n",
-        "Permission denied",
-    ),
-    "subprocess": ("import subprocess\nprint(subprocess.run(['true']).returncode)", "", REFUSED),
-    "popen": ("import os\nprint(os.popen('echo 1').read())", "", REFUSED),
-}
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-async def test_a_program_works_or_fails_with_one_clear_line(program: str, sandbox: LocalSandbox):
-    code, expected, error = PROGRAMS[program]
-    works = program == "a process" or (sandbox.level != Level.LANDLOCK and expected)
-    result = await sandbox.execute(code, run_timeout_s=60)
+@rows("program")
+async def test_a_program_works_or_fails_with_one_clear_line(row: dict[str, Any], sandbox: LocalSandbox):
+    works = row["name"] == "a process" or (sandbox.level != Level.LANDLOCK and row["stdout"])
+    result = await sandbox.execute(row["code"], run_timeout_s=60)
     if works:
-        assert (result.stdout, result.stderr) == (expected, "")
+        assert (result.stdout, result.stderr) == (row["stdout"], "")
     else:
-        assert last_line(result.stderr).startswith("PermissionError: [Errno 1") and error in last_line(result.stderr)
+        line = last_line(result.stderr)
+        assert line.startswith("PermissionError: [Errno 1") and row["error"] in line
         assert result.stderr.count("Error") == 1 and result.stdout == ""
 
 
@@ -384,40 +295,8 @@ print("all")
 
 # ------------------------------------------------------- /tmp and /dev/shm at level landlock
 
-PATHS = {
-    "write and read": ("open('/tmp/x', 'w').write('1'); print(open('/tmp/x').read(), open('x').read())", "1 1\n"),
-    "pathlib": (
-        "from pathlib import Path\np = Path('/tmp/a/b'); p.mkdir(parents=True); (p / 'c').write_text('é')\n"
-        "print((p / 'c').read_text(), p.exists(), sorted(Path('/tmp/a').rglob('*')) != [])",
-        "é True True\n",
-    ),
-    "moving": (
-        "import os, shutil\nopen('/tmp/x', 'w').close(); os.rename('/tmp/x', '/tmp/y'); shutil.copy('/tmp/y', 'z')\n"
-        "os.replace(src='/tmp/y', dst='/dev/shm/q'); print(sorted(os.listdir('/tmp')))",
-        "['q', 'z']\n",
-    ),
-    "tempfile": (
-        "import tempfile, os\nf = tempfile.NamedTemporaryFile(dir='/tmp'); print(f.name[:5], os.path.exists(f.name))\n"
-        "with tempfile.NamedTemporaryFile() as f: print(os.path.dirname(f.name) == os.getcwd())",
-        "/tmp/ True\nTrue\n",
-    ),
-    "a missing file": (
-        "try: open('/tmp/none')\nexcept FileNotFoundError as error: print(error)",
-        "[Errno 2] No such file or directory: '/tmp/none'\n",
-    ),
-    "a similar name": (
-        "try: open('/tmpx', 'w')\nexcept OSError as error: print(error.errno, error.filename)",
-        "13 /tmpx\n",
-    ),
-    "without the redirection": (
-        NOT_REDIRECTED + "try: open('/tmp/x', 'w')\nexcept PermissionError as error: print(error)",
-        "[Errno 13] Permission denied: '/tmp/x'\n",
-    ),
-}
 
-
-@pytest.mark.parametrize("program", PATHS)
-async def test_shared_directories_redirect_to_the_working_directory(program: str, landlock: LocalSandbox):
-    code, expected = PATHS[program]
-    result = await landlock.execute(code)
-    assert (result.stdout, result.stderr) == (expected, "")
+@rows("shared_directory")
+async def test_shared_directories_redirect_to_the_working_directory(row: dict[str, Any], landlock: LocalSandbox):
+    result = await landlock.execute(("" if row.get("redirected", True) else NOT_REDIRECTED) + row["code"])
+    assert (result.stdout, result.stderr) == (row["stdout"], "")

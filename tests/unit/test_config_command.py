@@ -1,11 +1,17 @@
 """`retool config --explain`."""
 
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.config import RlConfig, SftConfig
+
+TABLES = tomllib.loads(Path(__file__).with_name("explained.toml").read_text(encoding="utf-8"))
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -58,41 +64,18 @@ def test_a_section_is_its_explanation_and_its_keys():
     assert names("verl_overrides") == ["verl_overrides"]
 
 
-@pytest.mark.parametrize(
-    ("key", "head"),
-    [
-        ("train.mode", 'train.mode: one of "sync", "partial_rollout", "async"; default "sync"; RL'),
-        ("memory.optimizer_on_cpu", "memory.optimizer_on_cpu: a number from 0 to 1; default 0.0; SFT and RL"),
-        ("rollout.top_p", "rollout.top_p: a number above 0 and at most 1; default 1.0; RL"),
-        (
-            "rollout.engine_memory_fraction",
-            "rollout.engine_memory_fraction: a number above 0 and below 1; default 0.6; RL",
-        ),
-        ("validation.n", "validation.n: a whole number above 0; default rollout.group_size; RL"),
-        ("reward.answer", "reward.answer: a list of 2 numbers; default [1.0, -1.0]; RL"),
-        ("sandbox.where", 'sandbox.where: a list of strings, at least 1; default ["local"]; RL'),
-    ],
-)
-def test_a_key_is_its_type_its_default_the_runs_that_have_it_and_its_explanation(key: str, head: str):
-    first, *explanation = explain(key).output.splitlines()
-    assert first == head
+@pytest.mark.parametrize("row", TABLES["key"], ids=lambda row: row["key"])
+def test_a_key_is_its_type_its_default_the_runs_that_have_it_and_its_explanation(row: dict[str, str]):
+    first, *explanation = explain(row["key"]).output.splitlines()
+    assert first == row["head"]
     assert explanation and all(line.startswith("    ") for line in explanation)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["memroy"], "error: memroy is not a section of a run file; did you mean memory?\n"),
-        (["recompute"], "error: recompute is not a section of a run file; did you mean memory.recompute?\n"),
-        (["lr"], "error: lr is not a section of a run file; did you mean optim.lr or critic.lr?\n"),
-        (["zzzz"], "error: zzzz is not a section of a run file; the sections are run, cluster, model, "),
-        (["rollout.tools", "--run", "sft"], "error: rollout.tools is a setting of RL only. Leave out --run sft.\n"),
-    ],
-)
-def test_an_unknown_name_is_one_clear_error(words: list[str], message: str):
-    result = explain(*words)
+@pytest.mark.parametrize("row", TABLES["unknown"], ids=lambda row: " ".join(row["words"]))
+def test_an_unknown_name_is_one_clear_error(row: dict[str, Any]):
+    result = explain(*row["words"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(message) and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(row["message"]) and result.stderr.count("\n") == 1
     assert "Traceback" not in result.output
 
 

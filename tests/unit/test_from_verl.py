@@ -19,7 +19,7 @@ from retool_mcore.errors import ConfigError
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 
 RECIPE = Path(__file__).with_name("verl_retool_32b.txt").read_text(encoding="utf-8").partition("\n")[2]
-VALUES = tomllib.loads(Path(__file__).with_name("verl_values.toml").read_text(encoding="utf-8"))["case"]
+TABLES = tomllib.loads(Path(__file__).with_name("verl_values.toml").read_text(encoding="utf-8"))
 STEPS = "trainer.total_training_steps=33"
 
 
@@ -92,7 +92,7 @@ def test_defaults_of_verl_that_change_what_is_learnt_are_written_out(tmp_path: P
     assert tree["train"]["micro_batch_tokens"] == 512 + 512, "without dynamic batches verl takes rows of full length"
 
 
-@pytest.mark.parametrize("case", VALUES, ids=lambda case: case["verl"])
+@pytest.mark.parametrize("case", TABLES["case"], ids=lambda case: case["verl"])
 def test_a_value_is_read_back_as_our_setting_counts_it(tmp_path: Path, case: dict[str, Any]):
     steps = "trainer.total_training_steps=30" if "warmup_steps=6" in case["verl"] else STEPS
     tree, _, _ = converted(tmp_path, "algorithm.adv_estimator=grpo\n", steps, *case["verl"].split())
@@ -166,23 +166,12 @@ def test_losses_are_sorted_and_a_layout_of_megatron_is_kept(tmp_path: Path):
     assert found == ["# Lost:", found[1], "# Replaced:", "# Without effect:"] and "use_pf_ppo" in found[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("run.txt", "actor_rollout_ref.rollout.n=$n\n", r"n=\$n uses a variable that the script does not set"),
-        ("run.txt", "rm -rf x\n", "is not a key=value of verl"),
-        ("run.sh", "if true; then n=1; fi\npython -m verl.trainer.main_ppo a.b=1\n", "`if true` is not supported"),
-        ("run.sh", "main_ppo a.b=1\nmain_ppo a.b=2\n", "starts verl's main_ppo 2 times"),
-        ("run.sh", "main_ppo --config-path=c --config-name=d\n", "but neither c/d.yaml nor"),
-        ("run.yaml", "a: [\n", "is not YAML"),
-        ("run.yaml", "engine: {tp: 2}\n", "is a file for verl's SFT"),
-        ("run.yaml", "trainer: {experiment_name: '${nothing.here}'}\n", "cannot be resolved"),
-    ],
-)
-def test_a_file_that_cannot_be_read_costs_one_line(tmp_path: Path, name: str, text: str, message: str):
+@pytest.mark.parametrize("row", TABLES["unreadable"], ids=lambda row: row["message"])
+def test_a_file_that_cannot_be_read_costs_one_line(tmp_path: Path, row: dict[str, str]):
     from retool_mcore.cli.from_verl import convert
 
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=message) as error:
-        convert(tmp_path / name)
+    file = tmp_path / row["name"]
+    file.write_text(row["text"], encoding="utf-8")
+    with pytest.raises(ConfigError, match=row["message"]) as error:
+        convert(file)
     assert "\n" not in str(error.value)

@@ -1,7 +1,9 @@
 """`launch/gsm8k/large.py`: what is replaced, what stays, and that all is right."""
 
 import re
+import tomllib
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,6 +16,8 @@ from tests.unit.launch.gsm8k import ANSWER, QUESTION
 from large import MAX_FACTOR, MIN_FACTOR, find_sources, recalculate, variant
 from solutions import evaluate, parse
 from texts import numbers_in
+
+TABLES = tomllib.loads(Path(__file__).with_name("large.toml").read_text(encoding="utf-8"))
 
 
 def values_of(question: str) -> list[int]:
@@ -43,28 +47,15 @@ def test_seed_and_question_decide_the_numbers():
     assert values_of(variant(other, ANSWER, 0)["question"]) != values_of(variant(QUESTION, ANSWER, 0)["question"])
 
 
-@pytest.mark.parametrize(
-    "before, stays, after",
-    [
-        ("pays", "20%", "of it"),
-        ("works", "20 hours", "on it"),
-        ("works for", "20-minute", "turns"),
-        ("is", "20 times", "as many"),
-        ("takes", "1/20", "of them"),
-        ("is his", "20th", "try"),
-        ("starts on May", "20", "with it"),
-        ("starts at", "20:30", "with it"),
-        ("lives in room", "20", "with them"),
-        ("shares with the", "20", "friends"),
-    ],
-)
-def test_percent_fractions_ordinals_times_dates_and_counts_of_the_named_stay(before, stays, after):
-    question = f"Bo buys 300 pens. He {before} {stays} {after}. How many?"
+@pytest.mark.parametrize("row", TABLES["stays"], ids=lambda row: f"{row['before']} {row['number']}")
+def test_percent_fractions_ordinals_times_dates_and_counts_of_the_named_stay(row):
+    sentence = f" {row['before']} {row['number']} {row['after']}."
+    question = f"Bo buys 300 pens. He{sentence} How many?"
     answer = "It is 300*20 = <<300*20=6000>>6000 pens.\n#### 6000"
-    row = variant(question, answer, 3)
-    assert f" {before} {stays} {after}." in row["question"] and "300" not in re.findall(r"\d+", row["question"])
-    (step,) = parse(row["answer"]).steps
-    assert step.expression.endswith("*20") and step.stated == 20 * values_of(row["question"])[0]
+    made = variant(question, answer, 3)
+    assert sentence in made["question"] and "300" not in re.findall(r"\d+", made["question"])
+    (step,) = parse(made["answer"]).steps
+    assert step.expression.endswith("*20") and step.stated == 20 * values_of(made["question"])[0]
 
 
 def test_a_division_of_two_numbers_of_the_question_stays_whole():
@@ -75,24 +66,10 @@ def test_a_division_of_two_numbers_of_the_question_stays_whole():
     assert whole % bag == 0 and whole // bag != 12 and row["answer"].endswith(f"#### {whole // bag}")
 
 
-@pytest.mark.parametrize(
-    "question, answer, reason",
-    [
-        ("Bo has 10 and gets 5. Half?", "<<10+5=15>>15 <<15-10=5>>5 <<5*2=10>>10\n#### 10", "two sources"),
-        ("Bo has 48 pens.", "<<48*9=432>>432\n#### 432", "unknown operand"),
-        ("Bo has 48 pens. 9 were lost.", "So 35 are left: <<48-9=39>>39\n#### 39", "unknown number in the text"),
-        ("Bo has 48 pens. Half?", "<<48/2=24>>24 and forty\n#### 25", "another answer"),
-        ("Bo is 48 years old, Al 3 younger.", "<<48-3=45>>45\n#### 45", "ages"),
-        ("Bo has ten pens, Al has 1.", "<<10*1=10>>10\n#### 10", "nothing to replace"),
-        ("Bo has 48 pens and 9 caps.", "Nine caps <<48-9=39>>39\n#### 39", "number word"),
-        ("Bo has 40 pens, 3 sell together.", "<<40/3=13.33>>13.33\n#### 13.33", "rounded"),
-        ("Bo has 40 pens. If there are more than 30, half is lost. Half?", "<<40/2=20>>20\n#### 20", "no numbers fit"),
-        ("Bo has 6 pens. Half?", "<<6*0=0>>0\n#### 0", "unknown operand"),
-    ],
-)
-def test_what_is_not_certain_is_rejected(question, answer, reason):
-    with pytest.raises(Rejected, match=reason):
-        variant(question, answer, 0)
+@pytest.mark.parametrize("row", TABLES["rejected"], ids=lambda row: row["reason"])
+def test_what_is_not_certain_is_rejected(row):
+    with pytest.raises(Rejected, match=row["reason"]):
+        variant(row["question"], row["answer"], 0)
 
 
 def test_new_numbers_are_within_bounds_and_so_is_every_part_of_a_calculation():

@@ -3,6 +3,7 @@
 import io
 import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -116,47 +117,15 @@ def test_what_is_wrong_with_the_newest_step_is_told(tmp_path: Path, case: str):
     assert warned(write_run(tmp_path / "run", rows=rows)) == []
 
 
-ALARMS = {  # metrics of the only step, the sentence, and metrics that raise no alarm
-    "no gradient in RL": (
-        {"actor/grad_norm": 0.0},
-        "grad_norm of step 1 is 0: nothing in the step's loss has a gradient",
-        {"actor/grad_norm": 0.1},
-    ),
-    "groups": (
-        {"groups/same_reward": 0.95},
-        "95% of the groups of step 1 teach nothing: all rewards within a group are equal",
-        {"groups/same_reward": 0.85, "groups/all_wrong": 1.0},
-    ),
-    "validation": (
-        {"val/accuracy": 0.0},
-        "every answer of step 1's validation is wrong",
-        {"val/accuracy": 0.01},
-    ),
-    "malformed": (
-        {"behavior/malformed/no_fence": 0.4, "behavior/malformed/json": 0.1, "behavior/calls": 1.0},
-        "33% of the calls of step 1 were malformed. Look at behavior/malformed/*, and check that "
-        "rollout.protocol is the model's",
-        {"behavior/malformed/no_fence": 0.3, "behavior/calls": 1.0},
-    ),
-    "no calls": (
-        {"behavior/code_ratio": 0.0},
-        "no trajectory of step 1 called a tool, although rollout.tools offers code_interpreter",
-        {"behavior/code_ratio": 0.01},
-    ),
-    "cut": (
-        {"behavior/stop/length": 0.3},
-        "30% of the responses of step 1 were cut at rollout.max_response_tokens = 64",
-        {"behavior/stop/length": 0.2},
-    ),
-}
+ALARMS = tomllib.loads(Path(__file__).with_name("alarms.toml").read_text(encoding="utf-8"))["alarm"]
 
 
-@pytest.mark.parametrize("case", ALARMS)
-def test_an_alarm_is_raised_from_the_first_step_on(tmp_path: Path, case: str):
-    raised, sentence, quiet = ALARMS[case]
+@pytest.mark.parametrize("alarm", ALARMS, ids=lambda alarm: alarm["what"])
+def test_an_alarm_is_raised_from_the_first_step_on(tmp_path: Path, alarm: dict[str, Any]):
     rollout = {"max_response_tokens": 64}
-    assert warned(write_run(tmp_path / "run", rows=steps(1, **raised), rollout=rollout)) == [sentence]
-    assert warned(write_run(tmp_path / "other", rows=steps(1, **quiet), rollout=rollout)) == []
+    raised = write_run(tmp_path / "run", rows=steps(1, **alarm["raised"]), rollout=rollout)
+    assert warned(raised) == [alarm["sentence"]]
+    assert warned(write_run(tmp_path / "other", rows=steps(1, **alarm["quiet"]), rollout=rollout)) == []
 
 
 def test_a_run_that_learns_nothing_is_called_failing_by_every_tool(tmp_path: Path):

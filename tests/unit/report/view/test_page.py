@@ -115,26 +115,11 @@ WHOLE = {
     "key": "a_0_0",
     "reward_info": {"acc": 1.0, "own": float("inf")},
 }
-DAMAGE: dict[str, dict[str, Any]] = {
-    "step NaN": {"step": float("nan")},
-    "step too large": {"step": 10**30},
-    "logprobs of text": {"logprobs": ["a", "b"]},
-    "logprobs short": {"logprobs": [-0.5]},
-    "versions of fractions": {"versions": [0.5, 1.5]},
-    "ids below 0": {"response_ids": [-1, 2]},
-    "no ids": {"response_ids": None},
-    "turns null": {"turns": None},
-    "a turn without text": {"turns": [{}]},
-    "a result's code a number": {"turns": [{"text": "a", "results": [{"code": 1}]}]},
-    "repairs a number": {"turns": [{"text": "a", "repairs": 1}]},
-    "reward's parts a list": {"reward_info": [1.0]},
-    "malformed a number": {"behavior": {"malformed": 1}},
-    "advantage of text": {"advantage": "large"},
-}
+DAMAGE = Path(__file__).with_name("damaged.jsonl").read_text(encoding="utf-8").splitlines()  # values of a record
 
 
 def test_damaged_records_are_left_out_and_counted(tmp_path: Path):
-    lines = [json.dumps(WHOLE | {"key": "first_0_0"}), *(json.dumps(WHOLE | damage) for damage in DAMAGE.values())]
+    lines = [json.dumps(WHOLE | {"key": "first_0_0"}), *(json.dumps(WHOLE | json.loads(damage)) for damage in DAMAGE)]
     lines += ["[]", "null", "1", '"text"', "{", '{"turns": ' + "[" * 100_000, json.dumps(WHOLE)]
     file = tmp_path / "file.jsonl"
     file.write_bytes("\n".join(lines).encode() + b"\n\xff\n")
