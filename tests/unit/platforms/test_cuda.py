@@ -1,6 +1,5 @@
 """Platform cuda: its patches, compared with the originals, and the settings that it refuses."""
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.patches_sglang import HOST_COPY_PATCH
 from retool_mcore.platforms.patches_verl import FLAT_BUCKET_PATCH, LOG_PROB_PATCH
 from retool_mcore.preflight import machine
-from tests.scenario import ROOT
 
 
 class OneStep:
@@ -100,16 +98,6 @@ def test_patches_of_cuda_alone_fit_the_installed_packages(verl_on_cpu: None, pat
     patch.check_version()
     for change in patch.changes:
         patch.check_parameters(change.target, change.parameters)
-
-
-def test_the_page_lists_the_changes_to_sglang_on_cuda():
-    patches_of_cuda = Cuda().sglang_patches()
-    if not patches_of_cuda:
-        pytest.skip("SGLang is not installed")
-    section = (ROOT / "retool_mcore/platforms/README.md").read_text(encoding="utf-8").split("\n## ")[1]
-    listed = re.findall(r"^\| `(.+?)` \|", section, flags=re.MULTILINE)
-    changed = [change.target for patch in patches_of_cuda for change in patch.changes]
-    assert listed == [".".join(target.split(".")[-2:]) for target in changed]
 
 
 def test_the_replacement_of_apex_is_last_on_the_path_and_only_once(monkeypatch: pytest.MonkeyPatch):

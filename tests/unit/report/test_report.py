@@ -109,14 +109,6 @@ def test_a_run_without_any_step_has_a_report(tmp_path: Path, kind: str):
     assert "0 of 10" in made.text("at-a-glance") and "svg" not in made.tags
 
 
-def test_an_sft_run_alone_says_what_it_does_not_have(tmp_path: Path):
-    made = page(tmp_path, QUICKSTART / "sft")
-    assert "SFT samples no trajectories." in made.text("behaviour")
-    assert "Loss" in made.text("learning") and "Accuracy" not in made.text("learning")
-    assert "not evaluated" in made.text("before-and-after")
-    assert "the-models" not in made.sections
-
-
 def test_mfu_and_the_machine_are_told_where_they_were_recorded(tmp_path: Path):
     run = write_run(tmp_path / "run", rows=steps(5, mfu=0.41, tokens_per_s=1000.0, **{"timing_s/step": 3.0}))
     (run / "environment.json").write_text('{"versions": {"torch": "2.13.0"}, "hardware": {"driver": "8 x H200"}}')
@@ -177,16 +169,6 @@ def test_markdown_has_its_pictures_beside_it(tmp_path: Path):
 def test_another_ending_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"report.pdf: the name must end in \.html or \.md"):
         write_report(RUNS, tmp_path / "report.pdf")
-
-
-def test_the_quickstarts_models_are_found_beside_its_runs_and_paired_by_problem():
-    run = read_run(QUICKSTART / "tool_rl")
-    reports, notes = all_reports([run], ())
-    assert len(reports) == 6 and not notes
-    first, second = before_and_after(run, reports)
-    assert first.before and first.after and first.before.key[1], "the way of the training comes first"
-    assert first.before.path.parent.name == "sft" and first.after.path.parent.name == "tool_rl"
-    assert second.after and second.after.path.parent.name == "tool_rl_text"
 
 
 def test_a_model_of_another_run_is_not_taken_for_this_ones(tmp_path: Path):

@@ -51,13 +51,6 @@ def test_a_frame_of_a_real_run_has_progress_and_the_last_metrics():
     assert "validation loss" in text and "reward" not in text
 
 
-def test_a_running_one_has_its_time_left_and_no_command(tmp_path: Path):
-    run = write_run(tmp_path / "run", rows=steps(4, seconds=600.0))
-    with lock_run(run):
-        text = shown(run)
-    assert "step 4 of 10, steps, 1 h 0 min left" in text and "next:" not in text
-
-
 def test_the_stages_of_a_start_are_shown_until_the_first_step(tmp_path: Path):
     run = write_run(tmp_path / "run")
     lines = [("checks", -30.0), ("ray", -20.0), ("engines", -15.0)]

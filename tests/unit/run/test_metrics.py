@@ -14,7 +14,6 @@ from retool_mcore.run.metrics import (
     PhaseTimer,
     read_metrics,
     require_finite,
-    token_rates,
 )
 from tests.unit.run.test_trackers import run_in
 
@@ -86,15 +85,6 @@ def test_a_row_has_what_the_table_lists_and_what_a_user_adds(tmp_path: Path):
     [row] = read_metrics(tmp_path / "metrics.jsonl")
     assert set(row) - {"step", "unix_s"} == {*users, *verls}
     assert all(is_written(name.replace("*", "x")) for names in METRICS.values() for name in names)
-
-
-def test_tokens_a_second_are_of_the_run_and_of_one_gpu():
-    times = {"timing_s/step": 10.0, "timing_s/save_checkpoint": 1.5, "timing_s/validate": 0.5, "timing_s/other": 1.0}
-    assert token_rates(800.0, times, 4) == {
-        "perf/total_num_tokens": 800.0,
-        "tokens_per_s": 100.0,
-        "perf/throughput": 25.0,
-    }
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "critic/vf_loss"])

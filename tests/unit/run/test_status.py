@@ -16,7 +16,6 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.cases import Case
 from retool_mcore.run import progress, start, status
 from retool_mcore.run.progress import StepLines
-from retool_mcore.run.status import bar_of_steps
 from tests.terminal import CONTROL
 
 RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
@@ -171,15 +170,6 @@ def test_there_is_at_most_one_line_a_second_and_always_one_for_the_last_step(clo
         lines.print({"step": step, "loss": 1.0})
         clock[0] += 0.4
     assert [line.split("/")[0] for line in output.getvalue().splitlines()] == ["step 1", "step 4", "step 6"]
-
-
-def test_a_narrow_terminal_shortens_the_bar_and_no_number():
-    output = io.StringIO()
-    with bar_of_steps(Console(file=output, force_terminal=True, width=40, color_system=None)) as bars:
-        bars.update(bars.add_task("sft  loss 0.0833", total=1200), completed=1200)
-    last = [line for line in re.split(r"[\r\n]+", CONTROL.sub("", output.getvalue())) if line][-1]
-    assert last.startswith("sft  loss 0.0833 ━") and last.endswith("━ 1200/1200 0:00:00")
-    assert len(last) == 40
 
 
 def test_an_evaluation_prints_warnings_above_its_bars_and_lines_in_a_log(
