@@ -70,7 +70,11 @@ def test_the_quickstarts_report_tells_what_happened(tmp_path: Path):
     ]
     assert "0.322 → 0.918" in made.text("at-a-glance") and "24 of 24" in made.text("at-a-glance")
     assert "+0.596 (+0.551 to +0.641)" in made.text("before-and-after")
-    assert "tool_rl, with the tool, then text_rl, text only -0.918 (-0.941 to -0.895) 0 / 64" in made.text("the-models")
+    models = made.text("the-models")
+    assert "sft with the tool 64 0.322 (0.281 to 0.363) sft text only" in models, "the first has no difference"
+    assert "tool_rl with the tool 64 0.918 (0.895 to 0.941) +0.596 (+0.551 to +0.641)" in models
+    assert "sft: text only, then with the tool +0.322 (+0.281 to +0.363) 6 / 0" in models
+    assert "tool_rl, with the tool, then text_rl, text only -0.918 (-0.941 to -0.895) 0 / 64" in models
     assert "Loss, SFT" in made.text("learning") and "Accuracy, RL" in made.text("learning")
     for title in ("Code ratio", "Lines of code", "Code pass rate", "Position of the first call"):
         assert title in made.text("behaviour")

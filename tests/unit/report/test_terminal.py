@@ -185,7 +185,7 @@ def test_an_output_that_is_no_terminal_gets_one_frame(tmp_path: Path):
     with lock_run(run):  # it runs on, and the watch does not
         out = io.StringIO()
         watch(run, Console(file=out, width=110), once=False)
-    assert out.getvalue().count("step 2 of 10") == 1
+    assert out.getvalue().count("step 2 of 10, steps, 1 min 20 s left") == 1 and "next:" not in out.getvalue()
 
 
 def retool(*argv: object) -> Result:

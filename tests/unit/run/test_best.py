@@ -155,6 +155,8 @@ def test_the_best_checkpoint_is_exported_by_name_and_at_the_end(tmp_path: Path):
         save(config, step)
     for which, step in (("best", 10), ("newest", 40), ("30", 30)):
         assert json.loads((find_weights(config.run.dir, which) / "config.json").read_text())["step"] == step
+    of_30 = find_weights(checkpoint.step_folder(config, 30))
+    assert of_30 == find_weights(config.run.dir, "30"), "a checkpoint's folder is taken, too"
     for which, message in (("20", r"step 20\. There are: 10, 30, 40"), ("worst", "'worst' is not a checkpoint")):
         with pytest.raises(CheckpointError, match=message):
             export(config.run.dir, tmp_path / "out", which)

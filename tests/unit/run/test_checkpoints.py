@@ -471,7 +471,7 @@ def test_a_checkpoint_of_a_newer_release_is_refused_and_left_where_it_is(tmp_pat
     assert names(config) == ["global_step_100", "global_step_50"]
 
 
-def test_a_users_copies_and_notes_are_neither_counted_nor_deleted(tmp_path: Path):
+def test_an_incomplete_save_is_deleted_and_a_users_copies_and_notes_are_not(tmp_path: Path):
     config = run_in(tmp_path, "checkpoint.keep=1")
     save(config, 50)
     folder = config.run.dir / "checkpoints"
@@ -479,6 +479,7 @@ def test_a_users_copies_and_notes_are_neither_counted_nor_deleted(tmp_path: Path
     for name in copies:
         shutil.copytree(folder / "global_step_50", folder / name)
     (folder / "global_step_70_half").mkdir()
+    write_model(str(checkpoint.step_folder(config, 80) / "actor"))  # what a killed save leaves
     (folder / "global_step_50/notes.txt").write_text("the good one")
     (config.run.dir / "config.toml").write_text(config.to_toml())
     assert steps(config) == [50] and checkpoint.require_intact(config) == []
