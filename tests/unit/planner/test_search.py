@@ -95,3 +95,18 @@ def test_experts_are_spread_over_replicas_that_are_there_and_recompute_everythin
     assert {plan.memory.recompute for plan in plans} == {"full"}
     tokens = {plan.config.train.micro_batch_tokens * plan.parallel.cp for plan in plans}
     assert tokens >= {18432, 2 * 18432, 3 * 18432}, "an expert needs many tokens"
+
+
+def test_sglang_takes_its_share_of_what_the_idle_actor_leaves():
+    def cache(*settings: str) -> float:
+        config = rl("rl_qwen2.5_7b_h200x8", "rollout.engine_memory_fraction=0.5", *settings)
+        rollout = make_plan(config, SEVEN, parse("h200x8")).rollout
+        assert rollout is not None
+        return rollout.kv_cache
+
+    idle = make_plan(rl("rl_qwen2.5_7b_h200x8"), SEVEN, parse("h200x8")).train.idle
+    gone, stays = cache("memory.offload_idle=true"), cache("memory.offload_idle=false")
+    assert gone - stays == pytest.approx(0.5 * idle)
+    copies_gib = 2 * SEVEN.layers * SEVEN.layer_params / 2**30
+    fp8 = cache("memory.offload_idle=true", "model.fp8=tensorwise", "algorithm.importance_sampling=token")
+    assert gone - fp8 == pytest.approx(0.5 * copies_gib)  # nothing offloads them

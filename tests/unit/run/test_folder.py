@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.errors import PlatformError
+from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.run.environment import read_environment, write_environment
 from retool_mcore.run.folder import is_locked, lock_run, replacing, require_unlocked, write_atomic
@@ -38,6 +38,13 @@ def test_bytes_are_on_disk_before_the_name_is_theirs(tmp_path: Path, monkeypatch
     assert synced == [("new", False)]
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o644, "others may read what a run leaves"
+
+
+def test_a_folder_has_one_writer_and_the_second_gets_its_process(tmp_path: Path):
+    said = rf"is in use by process {os.getpid()} .*Wait for it, stop it, or set another run\.name"
+    with lock_run(tmp_path), pytest.raises(ConfigError, match=said):
+        lock_run(tmp_path)
+    lock_run(tmp_path).close()
 
 
 def test_a_run_that_is_ending_does_not_refuse_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
