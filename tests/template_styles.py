@@ -3,6 +3,7 @@ small tokenizers for them. ``STYLES`` has what is taken; configs/TEMPLATES.md is
 """
 
 import string
+import tomllib
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,15 +20,7 @@ CORPUS = [
     "The answer is \\boxed{12345}.\n\nuser\nassistant\nsystem\n",
     '{"type": "function", "function": {"name": "code_interpreter", "arguments": {"code": "',
 ]
-CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-LLAMA_TOKENS = (
-    "<|begin_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>",
-)  # fmt: skip
-MISTRAL_TOKENS = (
-    "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]", "[ARGS]",
-)  # fmt: skip
+TABLES = tomllib.loads(Path(__file__).with_name("template_styles.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +33,7 @@ class Style:
 
     name: str
     file: str  # of tests/templates, or one of the package's own
-    tokens: tuple[str, ...] = CHATML_TOKENS
+    tokens: tuple[str, ...] = tuple(TABLES["tokens"]["chatml"])
     plain_tokens: tuple[str, ...] = ()
     bos: str | None = None
     eos: str | None = "<|im_end|>"
@@ -56,50 +49,17 @@ class Style:
         return read_template(str(own) if own.is_file() else self.file)
 
 
-QWEN: dict[str, Any] = {"plain_tokens": TOOL_TOKENS, "tools": "hermes"}
-LLAMA: dict[str, Any] = {
-    "tokens": LLAMA_TOKENS,
-    "bos": "<|begin_of_text|>",
-    "eos": "<|eot_id|>",
-    "tools": "llama3",
-    "words_before_call": False,
-}
-MISTRAL: dict[str, Any] = {"tokens": MISTRAL_TOKENS, "bos": "<s>", "eos": "</s>", "tools": "mistral"}
-BASE: dict[str, Any] = {"tokens": ("<|endoftext|>",), "eos": "<|endoftext|>"}
-STYLES = [
-    Style(name="Qwen2.5, Qwen2.5-Coder", file="qwen2.5", **QWEN),
-    Style(name="Qwen2.5 with tags of several tokens", file="qwen2.5", tools="hermes"),
-    Style(name="Qwen3: an empty thinking block", file="qwen3", **QWEN),
-    Style(name="Qwen3 with enable_thinking = false", file="qwen3", args={"enable_thinking": False}, **QWEN),
-    Style(name="Qwen3-Thinking: the prompt opens the thinking block", file="qwen3_thinking", **QWEN),
-    Style(name="Qwen3-Coder", file="qwen3_coder", **{**QWEN, "tools": "qwen3_coder"}),
-    Style(
-        name="R1-Distill: the prompt opens the thinking block, earlier turns drop it",
-        file="r1_distill",
-        tokens=("<s>", "</s>", "<|User|>", "<|Assistant|>"),
-        plain_tokens=("<think>", "</think>"),
-        bos="<s>",
-        eos="</s>",
-    ),
-    Style(name="Llama 3.1, 3.2, 3.3", file="llama3", **LLAMA),
-    Style(name="Llama 3 with python_tag", file="llama3_python_tag", **LLAMA),
-    Style(name="Mistral v3: a list of calls", file="mistral_v3", words_before_call=False, metaspace=True, **MISTRAL),
-    Style(name="Mistral v11: name and arguments", file="mistral_v11", **MISTRAL),
-    Style(
-        name="Gemma 2: no system turn, no tools",
-        file="gemma2",
-        tokens=("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
-        bos="<bos>",
-        eos="<eos>",
-    ),
-    Style(name="SmolLM2: plain ChatML", file="plain_chatml"),
-    Style(name='a base model with "chatml"', file="chatml", **QWEN),
-    Style(name='a base model with "plain"', file="plain", **BASE),
-    Style(name="ChatML without its special tokens: eos_token ends a turn", file="plain_chatml", **BASE),
-    Style(name="role names and colons: eos_token ends a turn", file="colons", **BASE),
-    Style(name="earlier text changes with later turns", file="shifting", message="not stable"),
-    Style(name="no end-of-turn token, no eos_token", file="colons", message="has no eos_token of one token", eos=None),
-]
+def style_of(row: dict[str, Any]) -> Style:
+    """A row of template_styles.toml, in which a list of tokens may be named, and eos "" is none."""
+    found = {key: row[key] for key in ("tokens", "plain_tokens") if key in row}
+    lists = {
+        key: tuple(TABLES["tokens"].get(value, value) if isinstance(value, str) else value)
+        for key, value in found.items()
+    }
+    return Style(**{**row, **lists, **({"eos": None} if row.get("eos") == "" else {})})
+
+
+STYLES = [style_of(row) for row in TABLES["style"]]
 TAKEN = [style for style in STYLES if not style.message]
 
 
