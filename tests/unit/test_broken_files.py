@@ -20,20 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.data.files import read_rows
-from retool_mcore.data.task_model import build_tokenizer, write_model
-from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.data.tokenizer import load_tokenizer
 from retool_mcore.errors import CheckpointError, ConfigError, DataError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.files import read_config
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole") / "model"
-    write_model(folder, build_tokenizer(tokenizer_rows()), 0)
-    assert read_config(str(folder)) and load_tokenizer(str(folder))
-    return folder
 
 
 def stray_comma(file: str) -> Callable[[Path], None]:
@@ -86,10 +76,10 @@ AGAIN = "Correct it, copy or fetch it again, or name another model."
     ],
 )
 def test_a_broken_model_is_reported_with_its_file(
-    change: Callable[[Path], object], message: str, remedy: str, whole: Path, tmp_path: Path
+    change: Callable[[Path], object], message: str, remedy: str, model_dir: Path, tmp_path: Path
 ):
     model = tmp_path / "model"
-    shutil.copytree(whole, model)
+    shutil.copytree(model_dir, model)
     change(model)
     with pytest.raises(CheckpointError) as error:
         read_config(str(model))
@@ -190,11 +180,11 @@ def with_adapter(model: Path) -> None:
     ],
 )
 def test_files_that_do_not_belong_together_are_reported_before_training(
-    change: Callable[[Path], None], message: str, whole: Path, tmp_path: Path
+    change: Callable[[Path], None], message: str, model_dir: Path, tmp_path: Path
 ):
     """They ended after minutes, with lines that named no tensor, or trained on other weights."""
     model = tmp_path / "model"
-    shutil.copytree(whole, model)
+    shutil.copytree(model_dir, model)
     change(model)
     run = load_config(SftConfig, "configs/sft_tiny_cpu.toml", [f"model.path={model}"])
     with pytest.raises(CheckpointError, match=re.escape(message)) if message else nullcontext():
@@ -245,10 +235,10 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% e
     ],
 )
 def test_a_hostile_folder_is_reported_in_one_line_within_seconds(
-    change: Callable[[Path], None], message: str, whole: Path, tmp_path: Path
+    change: Callable[[Path], None], message: str, model_dir: Path, tmp_path: Path
 ):
     model = tmp_path / "model"
-    shutil.copytree(whole, model)
+    shutil.copytree(model_dir, model)
     change(model)
     run = load_config(SftConfig, "configs/sft_tiny_cpu.toml", [f"model.path={model}"])
     with pytest.raises((CheckpointError, ConfigError)) as refused:

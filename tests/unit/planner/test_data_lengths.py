@@ -9,8 +9,6 @@ import pytest
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.data.chat import render
-from retool_mcore.data.task_model import build_tokenizer, write_model
-from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.data.tool import CODE_INTERPRETER
 from retool_mcore.planner import data_lengths
@@ -26,10 +24,10 @@ SAID = {"role": "assistant", "content": "It is \\boxed{3}."}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
     """A model, a file of three prompts and one of three conversations."""
     folder = tmp_path_factory.mktemp("plan")
-    write_model(folder / "model", build_tokenizer(tokenizer_rows()), seed=0)
+    (folder / "model").symlink_to(model_dir)
     turns = [[{"role": "user", "content": problem}] for problem in PROBLEMS]
     prompts = [{"prompt": each, "data_source": "math", "reward_model": {"ground_truth": "3"}} for each in turns]
     rows = [{"messages": [*each, SAID], "tools": tools} for each, tools in zip(turns, TOOLS, strict=True)]
