@@ -18,10 +18,6 @@ ROOT = Path(__file__).parents[2]
     ("words", "message"),
     [
         (
-            ("rl", "configs/rl_tiny_cpu.toml", "verl_overrides.trainer.no_such_key=1"),
-            "trainer.no_such_key is not a key",
-        ),
-        (
             ("rl", "configs/rl_tiny_cpu.toml", "verl_overrides.actor_rollout_ref.rollout.expert_parallel_size=3"),
             "refuses",
         ),
