@@ -93,20 +93,13 @@ def test_every_shipped_run_outlives_its_longest_planned_part(path: Path):
     assert plan.longest_part[1] <= plan.step_s
 
 
-def test_a_limit_below_a_planned_part_is_told_with_what_would_do():
+def test_the_report_warns_of_a_limit_below_a_planned_part():
     """32B on 8 H200: the pass for old log-probabilities is the longest part of a step."""
     plan = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=1000"), THIRTY_TWO, parse("h200x8"))
-    part, seconds = plan.longest_part
-    assert part == "the pass for old log-probabilities" and 1000 < seconds == plan.phases["old_log_prob"]
-    assert seconds > plan.parts["an update"] == plan.phases["update"] / 8
-    assert "would end the run" in plan.stall_problem and f"at least {math.ceil(2 * seconds)}" in plan.stall_problem
-    close = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=2000"), THIRTY_TWO, parse("h200x8"))
-    assert "leaves less than 2 times that" in close.stall_problem
-    off = make_plan(rl("rl_qwen2.5_32b_h200x8", "train.stall_s=0"), THIRTY_TWO, parse("h200x8"))
-    assert off.stall_problem == ""
-    assert "warning: train.stall_s = 1000 would end the run" in report(
-        plan.config, THIRTY_TWO, parse("h200x8"), plan, []
-    )
+    assert plan.longest_part == ("the pass for old log-probabilities", plan.phases["old_log_prob"])
+    lines = report(plan.config, THIRTY_TWO, parse("h200x8"), plan, [])
+    assert "warning: train.stall_s = 1000 would end the run" in lines
+    assert f"at least {math.ceil(2 * plan.longest_part[1])}" in lines
 
 
 def test_what_cannot_fit_is_refused_and_by_how_much():
