@@ -1,5 +1,5 @@
 """The pages: their commands run, or are read as far as this machine goes; their settings load;
-their Python prints the shown output; their links and generated parts are correct.
+their Python prints the shown output; their generated parts are up to date.
 """
 
 import contextlib

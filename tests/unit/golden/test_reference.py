@@ -1,4 +1,4 @@
-"""Every key of a configuration is explained, and configs/README.md says what the schema says."""
+"""The recorded pages of configs/ say what the schema and the tested templates say."""
 
 from tests.golden import templates
 from tests.golden.reference import README, text

@@ -1,4 +1,4 @@
-"""The history parses and prints; the pages name files that exist."""
+"""Every line of the history is a record, and a damaged one is named."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The planner's arithmetic against hand calculations and published sizes."""
+"""The planner: lengths, caches, limits, and `retool plan` as a command."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Patches are complete records, apply once, and refuse other code; versions agree everywhere."""
+"""Patches apply once and refuse other code; versions agree everywhere."""
 
 import importlib.metadata
 import json
