@@ -101,7 +101,7 @@ def layout_of(row: Mapping[str, Any], where: str, columns: Columns | None = None
     """``columns``, or if it is None the first layout that matches the row. Raises UnknownLayout."""
     layout = columns or next((known_layout for known_layout in (VERL, *LAYOUTS) if known_layout.fits(row)), None)
     if layout is None or not layout.fits(row):
-        known = f"known layouts: {VERL}, {', '.join(map(str, LAYOUTS))}" if layout is None else f"they need {layout}"
+        known = f"known layouts: {VERL}, {', '.join(map(str, LAYOUTS))}" if layout is None else f"expected {layout}"
         raise UnknownLayout(f"{where}: columns {', '.join(row) or 'none'}; {known}. The row: {example(row)}. {OPTIONS}")
     return layout
 

@@ -182,7 +182,7 @@ def test_options_name_the_columns(tmp_path):
         assert made["reward_model"]["ground_truth"] == truth
         assert made["prompt"][0]["content"].startswith("P?\nQ?\n")
     assert "Use --problem together with one of" in invoke(tmp_path, row, options=("--answer", "wert")).output
-    assert "they need aufgabe/x" in invoke(tmp_path, row, options=("--problem", "aufgabe", "--answer", "x")).output
+    assert "expected aufgabe/x" in invoke(tmp_path, row, options=("--problem", "aufgabe", "--answer", "x")).output
     (problem,) = read_problems([tmp_path / "in.jsonl"], columns=Columns(("aufgabe",), "loesung", box=True))
     assert (problem.messages[0]["content"], problem.truth) == (hermes_prompt("P?"), "\\frac{1}{2}")
 
