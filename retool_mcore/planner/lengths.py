@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from retool_mcore.config import Memory, Parallel, RlConfig, SftConfig, load_run
+from retool_mcore.config.shared import CONFIG_FILE
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.shape import ModelShape, layers_to_recompute, token_memory
 from retool_mcore.planner.data_lengths import FileLengths
@@ -133,7 +134,7 @@ def lengths_of_run_dir(path: Path, config: SftConfig | RlConfig) -> Lengths:
     note = f"lengths are from {path}, averaged over its {len(rows)} steps"
     if isinstance(config, RlConfig):
         return lengths_of_rows(rows, note)
-    other = load_run(str(path / "config.toml"))
+    other = load_run(str(path / CONFIG_FILE))
     if not isinstance(other, SftConfig):
         raise ConfigError(f"--like {path} is an RL run, but {config.source} is SFT. Give a run of the same kind.")
     mean = _mean(rows, "perf/total_num_tokens") / other.train.global_batch

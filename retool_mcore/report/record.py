@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from retool_mcore.config.base import is_table
+from retool_mcore.config.shared import CONFIG_FILE
 from retool_mcore.errors import DataError
 from retool_mcore.run import start
 from retool_mcore.run.checkpoint import STATE_FILE, read_best, step_folders
@@ -30,7 +31,6 @@ from retool_mcore.run.progress import MetricsFile
 from retool_mcore.run.start import STAGE_TEXTS
 from retool_mcore.run.status import printable
 
-CONFIG = "config.toml"
 DEPTH = 4  # levels of folders that `runs_below` searches
 RECENT = 20  # number of steps used to estimate the time per step
 
@@ -93,12 +93,11 @@ def read_run(path: Path, metrics: MetricsFile | None = None) -> RunRecord:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    file = path / CONFIG
+    file = path / CONFIG_FILE
     if not file.is_file():
-        inside = ", ".join(str(run) for run in runs_below(path)) if path.is_dir() else ""
-        what = (
-            f"it has no {CONFIG}" if path.is_dir() else "it is a file" if path.exists() else "there is no such folder"
-        )
+        inside, what = "", "it is a file" if path.exists() else "there is no such folder"
+        if path.is_dir():
+            inside, what = ", ".join(map(str, runs_below(path))), f"it has no {CONFIG_FILE}"
         raise DataError(f"{path} is not a run's folder: {what}.{f' Name one of these: {inside}' if inside else ''}")
     try:
         settings = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -124,7 +123,7 @@ def runs_below(root: Path) -> list[Path]:
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / CONFIG).is_file():
+    if (folder / CONFIG_FILE).is_file():
         yield folder
         return  # run folders are not nested
     if depth:
@@ -199,7 +198,7 @@ def eta_s(run: RunRecord) -> float | None:
 
 def _resume(run: RunRecord) -> str:
     changes = [*_moved(run), *(["checkpoint.resume=auto"] if run.setting("checkpoint.resume") == "never" else [])]
-    return " ".join(["retool", run.kind, _quoted(run.path / "config.toml"), *map(shlex.quote, changes)])
+    return " ".join(["retool", run.kind, _quoted(run.path / CONFIG_FILE), *map(shlex.quote, changes)])
 
 
 def _moved(run: RunRecord) -> list[str]:
@@ -214,7 +213,7 @@ def _next(run: RunRecord) -> str:
     if not run.exported:
         which = " --checkpoint best" if run.setting("best.metric") else ""
         return f"retool export {_quoted(run.path)} --to {_quoted(run.path / 'export')}{which}"
-    export, config = run.path / "export", run.path / "config.toml"
+    export, config = run.path / "export", run.path / CONFIG_FILE
     if run.kind == "sft":
         return f"retool rl CONFIG model.path={_quoted(export)}"
     return f"retool eval {_quoted(config)} --model {shlex.quote(f'{run.name}={export}')} --out {_quoted(run.path)}/eval"

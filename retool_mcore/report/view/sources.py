@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from retool_mcore.config.shared import CONFIG_FILE
 from retool_mcore.errors import DataError
-from retool_mcore.report.record import CONFIG, Row, RunRecord, read_run
+from retool_mcore.report.record import Row, RunRecord, read_run
 
 Kind = Literal["run", "eval", "rollout"]
 COLUMNS = ("loss_mask", "logprobs", "actor_logprobs", "versions")  # [T], like response_ids
@@ -84,11 +85,11 @@ def open_source(path: Path) -> RecordSource:
         models = (model,) if model else ()
         name = f"{path.name} (evaluation)"
         return RecordSource(name=name, kind="eval", path=path, rows=rows, models=models, skipped=skipped)
-    if (path / CONFIG).is_file():
+    if (path / CONFIG_FILE).is_file():
         return _run(path)
-    inside = sorted(file.parent.name for file in (*path.glob(f"*/{CONFIG}"), *path.glob("*/samples.jsonl")))
+    inside = sorted(file.parent.name for file in (*path.glob(f"*/{CONFIG_FILE}"), *path.glob("*/samples.jsonl")))
     hint = f" It contains {', '.join(inside)}. Name one of these." if inside else ""
-    raise DataError(f"{path} is neither a run ({CONFIG}) nor an evaluation (samples.jsonl).{hint}")
+    raise DataError(f"{path} is neither a run ({CONFIG_FILE}) nor an evaluation (samples.jsonl).{hint}")
 
 
 def _evaluated_model(settings: Path) -> str:
