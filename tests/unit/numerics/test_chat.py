@@ -133,6 +133,11 @@ def test_training_refuses_code_that_a_rollout_would_cut(qwen25, form):
         render(messages, TOOLS if form == "hermes" else None, qwen25)
 
 
+def test_a_template_without_tool_calls_is_refused(text_only):
+    with pytest.raises(CheckpointError, match="without its code"):
+        render_prompt([{"role": "user", "content": "q"}], [CODE_INTERPRETER], text_only)
+
+
 def ending(earlier: str, last: str, call: str) -> str:
     """A template whose last assistant turn ends by another token than earlier ones, as OLMo 3's."""
     lines = (

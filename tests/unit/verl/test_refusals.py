@@ -1,6 +1,7 @@
 """What does not fit together is refused before anything is started, in one clear error."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from retool_mcore.model.tensors import trained_tensors
 from retool_mcore.rollout.protocol import protocol_of
 
 RL = Path(__file__).parents[3] / "configs/rl_tiny_cpu.toml"
+TOOL_MESSAGE = "{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}"
 
 
 def rollout_of(*settings: str):
@@ -48,6 +50,14 @@ def test_several_calls_a_turn_need_a_protocol_that_has_them(tokenizer):
 def test_a_tokenizer_that_does_not_spell_out_the_papers_tag_is_refused():
     with pytest.raises(CheckpointError, match="does not reproduce what the chat template"):
         protocol_of(rollout_of("rollout.protocol=retool"), word_tokenizer())
+
+
+def test_a_template_that_drops_tool_messages_is_refused(tokenizer):
+    made = deepcopy(tokenizer)
+    assert made.chat_template.count(TOOL_MESSAGE) == 1
+    made.chat_template = made.chat_template.replace(TOOL_MESSAGE, "")
+    with pytest.raises(CheckpointError, match="drops or changes tool messages"):
+        protocol_of(rollout_of(), made)
 
 
 @pytest.mark.parametrize("name", ["hermes", "retool"])
