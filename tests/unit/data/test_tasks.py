@@ -60,6 +60,12 @@ def test_the_stated_fraction_of_traces_has_wrong_code(task):
     assert kinds == {"text": num_text, "wrong": num_wrong, "right": 60 - num_text - num_wrong}
 
 
+def test_splits_share_no_problem(task):
+    questions = [row["messages"][1]["content"] for split in ("sft_train", "sft_val") for row in rows(task, split)]
+    questions += [row["prompt"][1]["content"] for split in ("rl_train", "rl_val", "eval") for row in rows(task, split)]
+    assert len(questions) == len(set(questions)) == 140
+
+
 def test_the_written_tokenizer_is_the_trained_one(task):
     # transformers replaces the pre-tokenizer of a qwen2 directory by Qwen2's own, so training must
     # use that one.
