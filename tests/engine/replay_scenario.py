@@ -45,17 +45,9 @@ def behavior(calls: int) -> dict[str, Any]:
     ).to_json()
 
 
-def put_group(
-    uid: str,
-    accuracies: list[float | None],
-    recorded: bool = False,
-    status: str = "finished",
-    penalty: float = 0.0,
-) -> None:
+def put_group(uid: str, accuracies: list[float | None], recorded: bool = False, status: str = "finished") -> None:
     """A prompt of four trajectories; None is one whose agent loop returned [], as an outage makes
     it, or raised an exception, and then ``status`` is "failure".
-
-    ``penalty``: by which the reward of each trajectory is lower than that of the one before it.
     """
     tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"is_prompt": True, "status": status, "global_steps": 1}])
     keys, fields = [], []
@@ -75,7 +67,7 @@ def put_group(
                 "responses": torch.tensor([4, 5]),
                 "response_mask": torch.tensor([1, 1]),
                 "rollout_log_probs": torch.tensor([-0.5, -0.25]),
-                "rm_scores": torch.tensor([0.0, 2 * accuracy - 1 - penalty * session]),
+                "rm_scores": torch.tensor([0.0, 2 * accuracy - 1]),
                 "old_log_probs": torch.tensor([-0.75, -0.25]),
                 "advantages": torch.tensor([2 * accuracy - 1] * 2),
                 "extra_fields": extra,
@@ -168,7 +160,7 @@ def main(folder: Path) -> None:
     failing = sampler(folder, 0.1)
     failing.pop_drop_causes = lambda: Counter({"TypeError: wait() got 'initial'": 7, "TypeError: another text": 1})
     out["all failed"] = sample(failing)
-    put_group("i", [1.0, 1.0, 1.0, 1.0], penalty=0.1)  # the filter compares answers
+    put_group("i", [1.0, 1.0, 1.0, 1.0])
     put_group("j", [0.0, 1.0, 1.0, 1.0])
     asked: list[int] = []
 

@@ -3,13 +3,16 @@
 Losses and advantages are in test_losses.py.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from retool_mcore.config import SftConfig, load_config
+from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.platforms import get_platform
+from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.keys.tree import sft_worker_config
 from tests.unit.verl.loss_scenario import RL, actor_config, tree
 
@@ -47,6 +50,39 @@ def test_log_probs_are_computed_at_the_sampling_temperature():
         with pytest.raises(WorkerCalled):
             getattr(trainer_base.PPOTrainer, method)(trainer, meta, {})
         assert meta.extra_info["temperature"] == 0.6
+
+
+def test_groups_are_filtered_by_answers_and_not_by_shaped_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Both kinds of group in the sampler that verl's trainer builds from our tree."""
+    from verl.trainer.ppo.v1 import replay_buffer, trainer_base
+
+    settings = ("algorithm.filter_groups=10", "rollout.group_size=2", "reward.call_bonus=[0.1, -0.6]")
+    config = load_config(RlConfig, RL, [*settings, f"run.root={tmp_path}"])
+    config.run.dir.mkdir(parents=True)
+    write_settings(config)
+    trainer = SimpleNamespace(
+        config=tree(*settings, f"run.root={tmp_path}"),
+        trainer_mode="sync",
+        _add_prompts_to_generate=lambda count: None,
+    )
+    sampler = trainer_base.PPOTrainer._build_replay_buffer(trainer)
+    assert sampler.gen_batch_size == 1, "verl replaces exactly the prompts that it has evicted"
+    rows = {  # key -> accuracy and shaped reward
+        "allwrong_0_0": (0.0, -1.0),
+        "allwrong_1_0": (0.0, -0.9),
+        "differ_0_0": (1.0, 0.5),
+        "differ_1_0": (0.0, 0.5),
+    }
+
+    def get(keys: list[str], select_fields: list[str], **_: Any) -> dict[str, Any]:
+        extras = [{"reward_extra_info": {"acc": rows[key][0], "score": rows[key][1]}} for key in keys]
+        columns = {"extra_fields": extras, "rm_scores": [torch.tensor([0.0, rows[key][1]]) for key in keys]}
+        return {name: columns[name] for name in select_fields}
+
+    monkeypatch.setattr(replay_buffer, "tq", SimpleNamespace(kv_batch_get=get))
+    sampler.partitions["train"] = {key: {} for key in rows}
+    sampler.finished_keys["train"] = {"allwrong", "differ"}
+    assert sampler._dapo_filtered_keys("train")[0] == {"allwrong"}
 
 
 @pytest.mark.parametrize(("loss", "weight"), [("aux_loss", 0.25), ("global_aux_loss", 0.001)])
