@@ -77,7 +77,7 @@ class Algorithm(Section):
     """GRPO: divide a group's advantages by the standard deviation of its rewards."""
 
     gamma: Discount = 1.0
-    """Per-token discount of the reward, for "ppo" and "reinforce_plus_plus" only."""
+    """Discount per token of the final reward, for "ppo" and "reinforce_plus_plus" only."""
 
     lam: Discount = 1.0
     """PPO's lambda (GAE). 1 estimates the return from rewards alone.

@@ -134,7 +134,7 @@ class Reward(Section):
     """Processes that score responses. Each has two checkers."""
 
     call_bonus: Pair = Field(default=[0.0, -0.6])
-    """Bonus per call of a wrong response, and the highest reward of a response with the bonus.
+    """Bonus per call of a wrong response, and the cap of its reward with the bonus.
 
     verl's ReTool recipe uses 0.1 and -0.6. A bonus of 0 turns it off.
     """

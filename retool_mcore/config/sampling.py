@@ -252,7 +252,7 @@ class SandboxSettings(Section):
     sessions: Annotated[int, Field(ge=0)] = 0
     """Interpreters per node that persist between a trajectory's calls; 0: a new one per call.
 
-    Later calls see what earlier calls defined. Set at least workers, and at least the number of
+    Later calls see what earlier calls defined. Use at least sandbox.workers, and at least the number of
     trajectories in flight on a node: each keeps its interpreter until it ends.
     """
 

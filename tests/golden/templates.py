@@ -9,16 +9,16 @@ HEAD = """# Chat templates and call formats
 
 `python -m tests.golden.templates` writes this page from the list that
 `tests/unit/rollout/test_templates.py` tests. With each of these templates, a rollout and training have the
-same tokens and loss mask for the same conversation. You can use any other stable template. A run checks its
-template at the start. If the template is not stable, the run shows the shortest example. Text-only runs and
-`retool` do not need tool turns in the template. If a template has no token that ends a turn, training and
+same tokens and loss mask for the same conversation. Any other template works if later turns do not
+change the text of earlier ones. A run checks this at its start and shows the shortest violation. Text-only runs and
+protocol `retool` need no tool turns in the template. If a template has no token that ends a turn, training and
 rollouts end turns with the tokenizer's eos_token.
 
 `rollout.protocol` sets the call format. With `hermes` and `qwen3_coder`, the engine stops at the last
 token of `</tool_call>`, which may be one token or several. With `llama3` and `mistral`, a call ends
 with its turn. If a template drops the text before a call, SFT refuses rows with such text: use
-`retool` for them. The formats of DeepSeek, Kimi and others are not supported: use `retool` or your
-own class (`module:Name`).
+protocol `retool` for them. The formats of DeepSeek, Kimi and others are not supported: use protocol
+`retool` or your own class (`module:Name`).
 
 | template | text only, `retool` | native calls | text before a call | settings |
 |---|---|---|---|---|
