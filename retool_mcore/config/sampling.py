@@ -252,8 +252,8 @@ class SandboxSettings(Section):
     sessions: Annotated[int, Field(ge=0)] = 0
     """Interpreters per node that persist between a trajectory's calls; 0: a new one per call.
 
-    Later calls see what earlier calls defined. Use at least sandbox.workers, and at least the number of
-    trajectories in flight on a node: each keeps its interpreter until it ends.
+    Later calls see what earlier calls defined. Use at least sandbox.workers, and at least the
+    number of trajectories in flight on a node: each keeps its interpreter until it ends.
     """
 
     run_timeout_s: PositiveFloat = 10.0
