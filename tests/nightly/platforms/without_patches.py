@@ -111,6 +111,8 @@ class Probes:
         from torch.distributed.device_mesh import init_device_mesh
         from verl.workers.rollout.sglang_rollout import sglang_rollout
 
+        update_weights: Any = vars(sglang_rollout)["sgl_update_weights"]
+
         class Engine:
             async def update_weights_from_tensor(self, request: Any) -> dict[str, bool]:
                 self.payloads = request.serialized_named_tensors
@@ -118,7 +120,7 @@ class Probes:
 
         join_gloo()
         engine, mesh = Engine(), init_device_mesh("cpu", (1,), mesh_dim_names=("infer_tp",))
-        asyncio.run(sglang_rollout.sgl_update_weights(engine, [("weight", torch.ones(2))], "infer_tp", mesh))
+        asyncio.run(update_weights(engine, [("weight", torch.ones(2))], "infer_tp", mesh))
         return f"{len(engine.payloads[0])} bytes"
 
     def results_of_two_saves(self) -> str:

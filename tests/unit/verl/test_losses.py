@@ -307,7 +307,7 @@ SUMS = {  # of every loss_agg: the objective [] of terms [B, T], by its full div
 
 
 REJECTED_IN = [(kind, loss_agg) for kind in ("token_k2", "seq_max_k2") for loss_agg in SUMS]
-REJECTED_IN.remove(("token_k2", "seq-mean-token-mean"))  # is refused: tests/unit/test_algorithm.py
+REJECTED_IN.remove(("token_k2", "seq-mean-token-mean"))  # is refused: tests/unit/wrong_settings.toml
 
 
 @pytest.mark.parametrize("engines", [False, True], ids=["actor", "rollout"])
