@@ -25,9 +25,8 @@ def dry_run(config: RunConfig) -> str:
     Raises ConfigError for settings that would fail on any machine.
     """
     platform = get_platform(config.run.platform)
-    problems = check(
-        config, CheckScope(platform=platform, is_target=False)
-    )  # before the platform changes the environment
+    scope = CheckScope(platform=platform, is_target=False)
+    problems = check(config, scope)  # before the platform changes the environment
     notes = [*_prepare(platform), *require(problems)]
     defaults, tree = resolve(config, platform)
     changed = differences(defaults, tree)

@@ -30,13 +30,8 @@ from retool_mcore.run.folder import remove_temporary
 
 logger = logging.getLogger(__name__)
 
-WATCHED = (
-    heartbeat.FILE,
-    "start.jsonl",
-    "metrics.jsonl",
-    "trajectories",
-    "checkpoints",
-)  # files and folders of the run
+# Files and folders of the run:
+WATCHED = (heartbeat.FILE, "start.jsonl", "metrics.jsonl", "trajectories", "checkpoints")
 CHECKS_PER_STALL = 20  # checks for signs of life per train.stall_s
 POLL_S = 2.0  # between two checks for a dead process
 DUMP_S = 20.0  # timeout for the stacks of one process
