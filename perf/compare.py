@@ -41,8 +41,8 @@ from retool_mcore.errors import ConfigError
 CONFIDENCE = 0.99
 POWER, NOISE = 0.9, 0.02  # a detectable difference is found with this probability, at this noise per step
 DEFAULT_THRESHOLD = 0.03
-# Differences count from this share of the threshold on, because half of all measurements are below
-# the true value.
+# A difference counts from this share of the threshold on: half of the measurements of a true 3 %
+# are below 3 %.
 SMALL = 0.7
 TOKENS_MAY_DIFFER = 0.01  # largest relative difference of the mean tokens per step
 SAME_TOKENS = 1e-3  # largest relative difference of the tokens of two steps with the same work
@@ -102,7 +102,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def require_comparable(head: dict[str, Any], base: dict[str, Any], changed: tuple[str, ...] | list[str] = ()) -> None:
-    """Raise ConfigError unless both runs did the same work on the same hardware.
+    """Raise ConfigError unless both runs had about as many tokens per step on the same hardware.
 
     ``changed``: settings, sections of them and packages that may differ.
     """

@@ -12,8 +12,8 @@ these stages:
   its sign, and the question's numbers keep their order.
 - execution: the solution runs as one program and prints the new answer.
 
-If not all numbers can be replaced (such as a count times a price next to a sum of money), the
-program replaces as many as possible. ``original_question`` determines a row's part, so a variant is
+If not all numbers can be replaced (a count times a price may exceed a sum of money), the program
+replaces as many as possible. ``original_question`` determines a row's part, so a variant is
 in the same part as its original.
 """
 
@@ -144,8 +144,8 @@ def _operands(
 ) -> tuple[tuple[Operand, ...], ...]:
     """The operands of each step. Raises Rejected if the source of one is ambiguous.
 
-    A constant that equals the previous step's value counts as that step if no other operand uses
-    the step, because a solution does not calculate an unused value.
+    A constant equal to the previous step's value is read as that value if nothing else uses it,
+    because a solution does not calculate an unused value.
     """
     literals_of = [literals(step.expression) for step in solution.steps]
 

@@ -42,9 +42,9 @@ class SftTrain(Section):
     stall_s: Annotated[float, Field(ge=0)] = 3600.0
     """Seconds without progress after which the run ends; 0: never.
 
-    Progress is an update, a validation batch, a step or a checkpoint. Before it ends, the run
-    writes the stacks of its processes to logs/. `retool plan` and `retool preflight` compare this
-    limit with the planned update.
+    Progress is a stage of the start, an update, a validation batch, a step or a checkpoint. Before
+    it ends, the run writes the stacks of its processes to logs/. `retool plan` and
+    `retool preflight` compare this limit with the planned update.
     """
 
 

@@ -7,8 +7,9 @@ in epochs, each with its own shuffle, but it skips some rows:
   (negative). A mixed group, which has a learning signal, resets the streak to 0.
 - A row's share is max(data.curriculum, 0.5 ** abs(streak)). A per-row phase advances by the share
   each epoch, and the epoch includes the row when the phase passes an integer. A row with share 1 is
-  in every epoch, a row with share 1/8 in exactly every eighth, so no row disappears. The seed sets
-  each row's initial phase, which spreads rows of equal share over the epochs.
+  in every epoch, a row with share 1/8 in every eighth, so no row disappears. An epoch leaves out
+  the most recent rows of the epoch before (see ``apart``). The seed sets each row's initial phase,
+  which spreads rows of equal share over the epochs.
 
 Sampling uses no random numbers beyond the seed's. The position, the streaks and the most recent
 rows are the whole state, so a run that resumes from them continues in the same order.

@@ -8,7 +8,7 @@ adapter_base.json           hashes of the base's files, to detect a different ba
 In FP8 a matrix has float8_e4m3fn values and a power-of-two scale per row, which maps the row's
 largest value to the top of float8's range, 448. Multiplying by a power of two is exact, so
 dequantization adds no error in any dtype that can represent the result. float8_e4m3fn has four
-significant bits, so the relative rounding error is at most 1/16, except for values below 2^-14 of
+significant bits, so the relative rounding error is at most 1/16, except for values below 2^-13 of
 their row's largest.
 """
 

@@ -19,8 +19,9 @@ _OVER = re.compile(r"\\frac|/")
 def simplified(answer: str, truth: str) -> bool:
     """Whether a right answer is about as simple as its truth.
 
-    If the truth is a rational number, the answer must be written as one: digits, a decimal,
-    scientific notation, a mixed number, or a fraction whose value is not an integer. Otherwise, if
+    If the truth is a rational number without a decimal point and not in degrees, the answer must be
+    written as one: digits, a decimal, scientific notation, a mixed number, or a fraction whose
+    value is not an integer. Otherwise, if
     the truth has n numbers, letters and functions, the answer may have at most ``MAX_RATIO`` n +
     ``MAX_EXTRA``.
     """

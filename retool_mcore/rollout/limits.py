@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from retool_mcore.config import SandboxSettings, ToolLoop
 
 MAX_MALFORMED_CALLS = 3  # a model that repeats the error after two explanations rarely gets it right
-MIN_TOTAL_TOOL_S = 300.0  # max_tool_s is at least this, and lets each turn use its full run_timeout_s
+MIN_TOTAL_TOOL_S = 300.0  # minimum of max_tool_s, which otherwise is max_turns * run_timeout_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,8 @@ def open_sandbox(
     ``unix:///path/to.sock``; each call goes to the least busy one. ``workers`` is the maximum
     number of concurrent executions (default: the CPUs this process may use). With URLs, at most
     ``workers`` (default: 64) times the number of URLs calls are in flight. ``sessions`` is the
-    maximum number of interpreters kept alive between calls; 0 disables sessions.
+    maximum number of interpreters kept alive between calls; 0 disables sessions. With URLs, each
+    server has its own maximum.
 
     A server that does not report its level (SandboxFusion's own does not) is accepted, with a
     warning, only when ``min_level`` is ``none`` or ``rlimits``.

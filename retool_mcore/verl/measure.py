@@ -17,13 +17,8 @@ from retool_mcore.rollout.metrics import Behavior, distributions, group_shares, 
 from retool_mcore.rollout.records import RecordWriter, group_rank
 from retool_mcore.verl.assign import uid_of
 
-SAMPLED_COLUMNS = (
-    "prompts",
-    "responses",
-    "response_mask",
-    "rollout_log_probs",
-    "rm_scores",
-)  # columns of every trajectory
+# Columns of every trajectory:
+SAMPLED_COLUMNS = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")
 INTERVAL_Z = 1.96
 COMPARED_COLUMNS = ["response_mask", "old_log_probs", "rollout_log_probs"]
 STEP_COLUMNS = ("old_log_probs", "advantages")  # columns that a training step adds

@@ -211,7 +211,7 @@ class RlStep(RlRun):
         rows = self._update_actor(rows, metrics)
         if uses_engine_log_probs:
             self.actor_rollout_wg.log_probs_of_update(with_columns(rows, ("response_mask",)))
-            if self.local_trigger_step == 0:  # by later batches, the actor's weights have changed
+            if self.local_trigger_step == 0:  # in later batches, the actor's weights differ
                 first = self.rows_of_update(rows, 0)
                 metrics |= mismatch_after_update(first, self.config.algorithm.rollout_correction)
         return rows

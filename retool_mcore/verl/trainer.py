@@ -371,7 +371,7 @@ def row_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     row = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
     if row.get("critic/score/mean") == row.get("critic/rewards/mean"):  # no KL penalty is in the reward
         row.pop("critic/score/mean", None)
-    if "response_length/mean" in row:  # absent in a validation's row, which keeps ours
+    if "response_length/mean" in row:  # a validation's row lacks it and keeps our name
         row.pop("behavior/response_tokens", None)
     return row
 

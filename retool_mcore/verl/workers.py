@@ -140,7 +140,7 @@ class SavingActorWorker(_Actor, ActorRolloutRefWorker):
 class SavingDetachedActorWorker(_Actor, DetachActorWorker):
     """The actor's worker in mode "async".
 
-    It keeps a copy of the weights at the start of a step, which compute the old log-probs.
+    It keeps a copy of the weights from the start of a step, for the old log-probs.
     """
 
 

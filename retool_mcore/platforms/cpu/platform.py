@@ -1,4 +1,4 @@
-"""Platform `cpu`: laptops and CI machines. One process per training rank, which use gloo."""
+"""Platform `cpu`: laptops and CI machines. One process per training rank, with gloo."""
 
 import os
 import resource
@@ -83,7 +83,7 @@ class Cpu(Platform):
                 "TORCHDYNAMO_DISABLE", "1", "Megatron-core would compile small functions: minutes of g++ without a gain"
             ),
             EnvVar("OMP_NUM_THREADS", "1", "one process per core; more threads than cores are slower", forced=False),
-            EnvVar("TOKENIZERS_PARALLELISM", "false", "forked workers lose its threads and print a warning"),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "a fork loses the tokenizer's threads and prints a warning"),
             EnvVar(
                 "HF_HUB_OFFLINE",
                 "1",
@@ -129,8 +129,8 @@ class Cpu(Platform):
             sys.path.insert(0, str(STUBS))
         self.check_machine()
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-            # The user has hidden all devices, as check_machine suggests. Ray counts the entries, so
-            # it would have no logical GPU. An entry -1 hides devices, too, but Ray counts it.
+            # The user has hidden all devices, as check_machine suggests. Ray counts the variable's
+            # entries and would have no logical GPU. It also counts -1, which hides devices.
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(["-1"] * self.device_count())
         check_entry_points("verl.plugins", SGLANG_PLUGINS)
         from retool_mcore.platforms.cpu import patches

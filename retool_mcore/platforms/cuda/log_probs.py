@@ -23,8 +23,8 @@ def log_probs_by_transformer_engine(original: Callable[..., Any]) -> Callable[..
     """Replace verl's fused kernel by cuBLAS's GEMM and Transformer Engine's cross-entropy.
 
     The cross-entropy kernel overwrites the bfloat16 logits with their gradient. This takes 2 bytes
-    per logit instead of about 14. verl's kernel still runs if the temperature is not 1, because it
-    scales in float32, and if the loss has an entropy term, because it differentiates entropies.
+    per logit instead of about 14. verl's kernel still runs if the temperature is not 1 (it
+    scales in float32) or the loss has an entropy term (ours has no gradient of entropies).
     """
 
     @wraps(original)

@@ -102,7 +102,7 @@ class Cuda(Platform):
                 "one grouped GEMM for the experts of a layer instead of one GEMM per expert",
                 forced=False,
             ),
-            EnvVar("TOKENIZERS_PARALLELISM", "false", "forked workers lose its threads and print a warning"),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "a fork loses the tokenizer's threads and prints a warning"),
         )
 
     def patches(self) -> Sequence[Patch]:

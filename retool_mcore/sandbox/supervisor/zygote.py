@@ -149,7 +149,7 @@ class Zygote:
 
     def serve(self) -> NoReturn:
         """Fork children on request and report exits until the supervisor closes the channel."""
-        confine.reset_signals()  # if the trainer ignored SIGCHLD, the kernel would reap
+        confine.reset_signals()  # an inherited SIG_IGN of SIGCHLD would lose exit statuses
         self._poll.register(self._channel, select.POLLIN)
         while True:
             for fd, _ in self._poll.poll():

@@ -144,9 +144,9 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
 def _age_limit(train: RlTrain) -> int:
     """verl's limit on a group's age in steps; the age is 1 in the step that submits its prompt.
 
-    With "wait", verl waits for groups that have reached the limit and takes the oldest first. Such
-    a group may still queue behind train.prefetch_batches batches and ages by one step for each, so
-    this limit is lower than the one of "drop" by ceil(prefetch_batches) - 1.
+    With "wait", verl waits for a group at the limit, but trains on older groups first: up to
+    train.prefetch_batches batches, one step each. So the limit is lower than that of "drop" by
+    ceil(prefetch_batches) - 1.
     """
     if train.mode != "sync" and train.when_stale == "wait":
         return train.staleness_limit + 2 - math.ceil(train.prefetch_batches)

@@ -1,4 +1,4 @@
-"""Import stub: SGLang imports torchvision when it starts, and transformers if it is installed.
+"""Import stub: SGLang imports torchvision when it starts. transformers does too, if it exists.
 
 The package index has only builds linked against CUDA. Text models do not call torchvision. Here
 every submodule imports, every attribute exists, and calling one raises NotImplementedError. Only a
