@@ -30,8 +30,8 @@ install: $(VENV)/.installed
 # written last, so an interrupted install resumes; pip skips installed packages.
 $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt $(CPU)/no_torchvision/pyproject.toml
 	@$(PYTHON_FITS)
-	@free=$$(df -Pk . | awk 'NR==2 {print int($$4 / 1024)}'); test $$free -ge 8000 || test -x $(BIN)/retool || \
-	  { echo "error: $$free MB free here; the environment and a quickstart run need 8000 MB." >&2; exit 2; }
+	@free=$$(df -Pk . | awk 'NR==2 {print int($$4 / 1024)}'); test $$free -ge 5000 || test -x $(BIN)/retool || \
+	  { echo "error: $$free MB free here; the environment and a quickstart run need 5000 MB." >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): torch's CPU build (1 of 2)"
 	@$(PIP) 'torch==2.13.0'

@@ -42,7 +42,7 @@ Rejects = Annotated[
     typer.Option(help="JSON lines of rejected rows, with the reason; X.rejects.jsonl for X.parquet by default."),
 ]
 RejectBad = Annotated[
-    bool, typer.Option("--reject-bad", help="Reject rows that cannot be read; without it, the first is an error.")
+    bool, typer.Option("--reject-bad", help="Reject JSON lines that cannot be read; without it, the first is an error.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Read only the first rows.")]
 Part = Literal["sft", "rl", "validation"]
@@ -341,8 +341,7 @@ def lint(
 ) -> None:
     """Check data files: duplicates, overlap, answers that cannot be compared, lengths, loss masks.
 
-    Column options apply to every file that has the columns, except files for SFT and RL. Exits with
-    1 if there are errors.
+    Column options apply to every file that has the columns. Exits with 1 if there are errors.
     """
     from retool_mcore.data.layouts import Columns
     from retool_mcore.data.lint import lint_file, overlap_lines

@@ -33,9 +33,10 @@ class Checkpoint(Section):
     reshardable: bool = False
     """Save the optimizer states as whole tensors.
 
-    A run can then resume on another layout with the same parallel.ep. Each save gathers the states,
-    12 bytes per parameter, in host memory, in one process of every data-parallel group. Without it
-    each rank writes its shard, and only the number of data-parallel ranks may change.
+    A run can then resume on another layout with the same parallel.ep and parallel.etp. Each save
+    gathers the states, 12 bytes per parameter, in host memory, in one process of every
+    data-parallel group. Without it each rank writes its shard, and only the number of data-parallel
+    ranks may change, if parallel.ep = 1.
     """
 
     grace_s: Annotated[float, Field(ge=0)] = 25.0

@@ -114,7 +114,7 @@ def _render_at_once(
 ) -> Pieces:
     """Render the conversation once and split it.
 
-    Returns [] if the text does not start with the prompt of one of its turns.
+    Returns [] unless the text starts with the prompt of every assistant turn.
     """
     fmt = chat_format(tokenizer)
     if fmt.lacks_end_token:

@@ -277,8 +277,8 @@ def read_source(
     """Yield (where, row) from all files of a source; ``where`` is the file and the row or line.
 
     ``limit``: maximum number of rows. Raises DataError with file and row. With ``on_bad``,
-    unreadable rows go to it (where, error) instead, and reading continues, except in a list of a
-    .json file.
+    unreadable JSON lines go to it (where, error) instead, and reading continues. Rows of a CSV file
+    and of a JSON document still raise.
     """
     rows = (row for file in source_files(source, split) for row in read_file(file, on_bad))
     empty = True

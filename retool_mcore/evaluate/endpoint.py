@@ -90,9 +90,9 @@ class Endpoint(SglangEngine):
 
 @dataclass(frozen=True)
 class TextTools:
-    """The text counterpart of a ``ToolProtocol`` for ``Calls``: tools, and results cut by chars.
+    """Gives ``Calls`` what a ``ToolProtocol`` gives, but on text: the tools, and results.
 
-    Breaks up control tokens in results.
+    Cuts results by characters, and breaks up control tokens in them.
     """
 
     tools: Sequence[Tool]

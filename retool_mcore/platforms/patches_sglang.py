@@ -85,7 +85,7 @@ PREFILL_PATCH = Patch(
     gain="Generation of 512 responses of 0.5B on an H100: 3.8 to 4.8 s instead of 6.6 to 8.7; "
     "rollout.batch_prefills = false disables it",
     applies_to=requirement("sglang"),
-    remove_when="SGLang's prefill delayer can wait on its queue alone and counts steps instead of milliseconds",
+    remove_when="SGLang's prefill delayer can decide by its queue alone and counts steps instead of milliseconds",
 )
 
 _read = lru_cache(maxsize=8)(CallEnd.read)

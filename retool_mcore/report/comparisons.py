@@ -115,7 +115,8 @@ def _table(models: Sequence[_Model]) -> Table:
 def _pairs(models: Sequence[_Model]) -> Iterator[tuple[str, str, str]]:
     """Compare each model without and with the tool, and every two trained models of a kind.
 
-    Two models are compared with the tool settings of their training, then with the same one.
+    Two models are compared as each was trained (with or without the tool), then both with and both
+    without it.
     """
     for model in models:
         if len(model.evaluations) == 2:

@@ -218,7 +218,7 @@ def quick_verdict(answer: str, truth: str) -> bool | None:
     if mine.text == theirs.text or spelling(mine.text) == spelling(theirs.text):
         return not (mine.label and theirs.label) or mine.label == theirs.label
     if _DIGIT_WITH_INDEX.fullmatch(mine.text) and "_" not in theirs.text:
-        return False  # would be read as 5 in base 7; the answer hedges between 5 and 7
+        return False  # 5_7 would be read as 5 in base 7, but hedges between 5 and 7
     if (known := same_numbers(mine.text, theirs.text)) is not None:
         return known
     if (letter := choice(theirs.text)) is not None:

@@ -24,7 +24,7 @@ GUARD_DIGITS = 20  # of these, allowed to differ by rounding
 MAX_DIGITS = 12000  # for sums of huge and small terms; values that need more are unequal
 PRIMES = (2**61 - 1, 2**89 - 1, 2**107 - 1)
 POINTS = tuple(map(Rational, ("7/5", "13/11", "29/8", "157/9")))  # values of the letters
-MAX_POINT = 10**9  # caps the test point that exceeds all numbers: |x - 5| equals 5 - x for points up to 5
+MAX_POINT = 10**9  # of the test point above all numbers in both sides; |x - 5| equals 5 - x for points up to 5
 
 
 def same(a: Any, b: Any, text: str = "", other: str = "") -> bool:

@@ -310,8 +310,8 @@ def _repaired_object(body: str) -> _Reading | None:
 
     Code that was not escaped for JSON can be read in two ways: decoded, where "\\n" is a line
     break, or verbatim, where "\\n" stays two characters, as in a string literal. Use the reading
-    that is valid Python. If both are valid and differ, decode code whose only fault is raw line
-    breaks, and reject any other call as ambiguous.
+    that is valid Python. If both are valid and differ, use the decoded one if raw line breaks are
+    the only fault; otherwise reject the call as ambiguous.
     """
     reading = _lenient(body)
     opening, end = _CODE.search(body), body.rfind('"')

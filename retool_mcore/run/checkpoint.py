@@ -574,8 +574,8 @@ def _check_layout(saved: Saved, config: RunConfig) -> None:
         return
     raise CheckpointError(
         f"{layouts}. It was saved with checkpoint.reshardable = false, so only the number of data-parallel ranks may "
-        "change. Resume it on its own layout with checkpoint.reshardable = true, and on the new one after the next "
-        "save."
+        "change, and only with parallel.ep = 1. Resume it on its own layout with checkpoint.reshardable = true, and "
+        "on the new one after the next save."
     )
 
 

@@ -32,8 +32,8 @@ def open_sandbox(
 
     The servers speak SandboxFusion's protocol at ``http://host:port``, ``https://host:port`` or
     ``unix:///path/to.sock``; each call goes to the least busy one. ``workers`` is the maximum
-    number of concurrent executions (default: the CPUs this process may use). With URLs, at most
-    ``workers`` (default: 64) times the number of URLs calls are in flight. ``sessions`` is the
+    number of concurrent executions (default: the CPUs this process may use). With URLs, it is the
+    maximum number of calls in flight per URL, on average (default: 64). ``sessions`` is the
     maximum number of interpreters kept alive between calls; 0 disables sessions. With URLs, each
     server has its own maximum.
 

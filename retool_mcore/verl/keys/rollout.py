@@ -144,7 +144,7 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
 def _age_limit(train: RlTrain) -> int:
     """verl's limit on a group's age in steps; the age is 1 in the step that submits its prompt.
 
-    With "wait", verl waits for a group at the limit, but trains on older groups first: up to
+    With "wait", a group at the limit may still queue behind earlier prompts: up to
     train.prefetch_batches batches, one step each. So the limit is lower than that of "drop" by
     ceil(prefetch_batches) - 1.
     """
