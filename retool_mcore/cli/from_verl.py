@@ -429,7 +429,7 @@ def reason(key: str, ours: Mapping[str, Any] | None = None) -> tuple[str, str]:
     if prefixes:
         return UNMAPPED[max(prefixes, key=len)]
     if by:
-        return "Without effect", f"{by} is read from another key"
+        return "Without effect", f"we take {by} from another key"
     if ours and key in ours:
         return "Replaced", f"our trainer sets it to {ours[key]!r}; [verl_overrides] can change it"
     if key in FIXED:

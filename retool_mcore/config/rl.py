@@ -294,7 +294,7 @@ class RlConfig(RunConfig):
         if self.algorithm.router_replay != "off" and self.memory.recompute == "auto":
             raise ValueError(
                 f'algorithm.router_replay = "{self.algorithm.router_replay}" cannot be combined with '
-                'memory.recompute = "auto": verl replays experts to recomputed layers micro-batch by micro-batch, and '
+                'memory.recompute = "auto": verl\'s replay needs the same recomputation in every micro-batch, but '
                 '"auto" recomputes only in some. Use "full", "selective" or "none"'
             )
         return self

@@ -443,8 +443,8 @@ def _normaliser(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
 def _require_same_end(tokenizer: PreTrainedTokenizerBase, end: str) -> None:
     """Raise CheckpointError if earlier assistant turns end differently from the last one.
 
-    ``render`` looks for the next occurrence of ``end``. Without this check, it would put loss on
-    the user's text before that. ``end``: "" for a template without an end-of-turn token.
+    ``render`` looks for the next occurrence of ``end``. Without this check, it could put loss on
+    text of the user. ``end``: "" for a template without an end-of-turn token.
     """
     turns = [("user", "x"), ("assistant", PROBE), ("user", "y"), ("assistant", "z")]
     messages = [{"role": role, "content": content} for role, content in turns]

@@ -210,7 +210,7 @@ def default_config(model: str, overrides: Sequence[str], *, has_files: bool = Tr
     """The default settings of an evaluation on this machine, without trackers.
 
     These are 8 turns, 2048 prompt and 16384 response tokens, temperature 1.0, and top_p 0.6 in
-    validation. The response limit is reduced for a model with a shorter context. ``has_files``:
+    validation. Both limits are reduced for a model with a shorter context. ``has_files``:
     whether the model's files are readable; if not, its context is assumed to be long enough. Raises
     ConfigError for a bad override.
     """

@@ -6,10 +6,10 @@ adapter_base.json           hashes of the base's files, to detect a different ba
                             "fp8" if the base's layer matrices were rounded to FP8
 
 In FP8 a matrix has float8_e4m3fn values and a power-of-two scale per row, which maps the row's
-largest value to the top of float8's range, 448. Multiplying by a power of two is exact, so
-dequantization adds no error in any dtype that can represent the result. float8_e4m3fn has four
-significant bits, so the relative rounding error is at most 1/16, except for values below 2^-13 of
-their row's largest.
+largest value to (224, 448]; 448 is the top of float8's range. Multiplying by a power of two is
+exact, so dequantization adds no error in any dtype that can represent the result. float8_e4m3fn
+has four significant bits, so the relative rounding error is at most 1/16, except for values below
+2^-13 of their row's largest.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ TURN_TOKENS = "retool_turn_tokens"  # number of tokens at the end of the prompt 
 class CallEnd:
     """A table that matches a tag backwards, token by token.
 
-    ``remaining[n]`` has the tokens that can end at the tag's n-th character: token -> number of the
-    tag's characters before it; 0 if the token contains the tag's start.
+    ``remaining[n]``: each token that can end at the tag's n-th character -> number of the tag's
+    characters before the token; 0 if the token contains the tag's start.
     The last entry has the tokens that complete the tag; they may extend past it.
     """
 

@@ -92,8 +92,8 @@ class MatrixAdapter(torch.nn.Module):
 class Adapter(torch.nn.Module):
     """The adapters of one layer; their output is added to the layer's output.
 
-    ``rows``: number of rows of each fused matrix on this rank. ``groups``: number of blocks in
-    which the rows of the fused matrices alternate, as queries, keys and values do per query group.
+    ``rows``: number of rows of each fused matrix on this rank. ``groups``: number of query
+    groups, each with its rows of queries, keys and values; 1 in other layers.
     """
 
     def __init__(

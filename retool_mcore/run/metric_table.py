@@ -70,7 +70,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "behavior/turns": ("", "turns of a trajectory"),
         "behavior/requests": ("", "requests to the engine; more than turns if the engine aborts some"),
         "behavior/model_tokens": ("tokens", "tokens of a response that the model sampled"),
-        "behavior/response_tokens": ("tokens", "response_length/mean of a validation"),
+        "behavior/response_tokens": ("tokens", "mean response length in validations"),
         "behavior/code_lines": ("", "lines of code sent to the interpreter, per tool call"),
         "behavior/executable_fraction": ("share", "calls that ran to their end and returned 0"),
         "behavior/limit_fraction": ("share", "calls that were stopped at the time or memory limit"),

@@ -203,7 +203,7 @@ class EngineManager(PPOTrainer):
     def detach_dead_engines(self) -> None:
         """Remove dead engines from routing and weight sync.
 
-        Raises RunError if that takes more than train.max_engine_restarts restarts.
+        Raises RunError if the run would then exceed train.max_engine_restarts.
         """
         if not self._runs_our_servers:
             return

@@ -177,8 +177,8 @@ MODEL = (
     Key("use_remove_padding", None, True),
     from_setting("use_fused_kernels", "memory.fused_cross_entropy"),
     # With lora_rank > 0, verl's trainer uses the actor without adapters as the reference. With
-    # lora.merge, it sends merged weights to engines. verl/lora.py reads the other keys. lora.rank
-    # must stay 0, or verl calls Megatron-Bridge.
+    # lora.merge, it sends merged weights to engines. verl/lora.py reads the other keys. verl's
+    # lora.rank stays 0, or verl calls Megatron-Bridge.
     Key("lora_rank", LORA_SECTION, lambda run, _: run.lora.rank, when=_has_adapters),
     Key("lora_alpha", LORA_SECTION, lambda run, _: run.lora.alpha, when=_has_adapters),
     Key("target_modules", LORA_SECTION, lambda run, _: run.lora.matrices, when=_has_adapters),

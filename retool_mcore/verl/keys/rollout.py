@@ -145,8 +145,8 @@ def _age_limit(train: RlTrain) -> int:
     """verl's limit on a group's age in steps; the age is 1 in the step that submits its prompt.
 
     With "wait", a group at the limit may still queue behind earlier prompts: up to
-    train.prefetch_batches batches, one step each. So the limit is lower than that of "drop" by
-    ceil(prefetch_batches) - 1.
+    train.prefetch_batches batches, one step each. The last of these steps trains the group, so the
+    limit is lower than that of "drop" by ceil(prefetch_batches) - 1.
     """
     if train.mode != "sync" and train.when_stale == "wait":
         return train.staleness_limit + 2 - math.ceil(train.prefetch_batches)
