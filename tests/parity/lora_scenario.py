@@ -19,6 +19,8 @@ LEARNT = 25  # updates
 
 
 def found(folder: Path) -> dict[str, Any]:
+    from retool_mcore.verl.checkpoint import load_checkpoint
+
     for seed, name in enumerate(("model", "other")):
         write_model(folder / name, build_tokenizer(tokenizer_rows()), seed=seed)
 
@@ -39,18 +41,18 @@ def found(folder: Path) -> dict[str, Any]:
         if path.is_file()
     }
     asynchronous = engine_of("checkpoint.asynchronous=true")
-    asynchronous.load(str(folder / "saved"))
+    load_checkpoint(asynchronous.worker.engine, str(folder / "saved"))
     out["resumed"] = steps(asynchronous, 1)
     pending = asynchronous.save(str(folder / "asynchronous"), 4)
     out["resumed"] += steps(asynchronous, 2)
     assert pending is not None
     pending.finish()
     again = engine_of()
-    again.load(str(folder / "asynchronous"))
+    load_checkpoint(again.worker.engine, str(folder / "asynchronous"))
     out["resumed_again"] = steps(again, 2)
     other = engine_of(model="other")
     try:
-        other.load(str(folder / "saved"))
+        load_checkpoint(other.worker.engine, str(folder / "saved"))
     except CheckpointError as error:
         out["other"] = str(error)
     learning = engine_of("lora.dropout=0.0", f"train.steps={LEARNT}")
