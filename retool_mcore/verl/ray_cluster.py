@@ -63,13 +63,17 @@ def own_process_groups() -> Generator[None]:
 
 
 def end_groups(groups: Collection[int]) -> None:
-    """Send SIGTERM to all processes of these groups, and SIGKILL after ``GRACE_S`` seconds."""
+    """Send SIGTERM to all processes of these groups, and SIGKILL after ``GRACE_S`` seconds.
+
+    Looks twice before it believes that none is left: a process may fork after ``members`` has read
+    the list of pids, and end before its turn.
+    """
     for end in (psutil.Process.terminate, psutil.Process.kill):
         deadline_s = time.monotonic() + GRACE_S
         for process in members(groups):
             with suppress(psutil.Error):  # it has ended meanwhile
                 end(process)
-        while members(groups) and time.monotonic() < deadline_s:
+        while (members(groups) or members(groups)) and time.monotonic() < deadline_s:
             time.sleep(0.05)
 
 
