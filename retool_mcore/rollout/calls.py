@@ -119,7 +119,7 @@ class Calls:
 
     async def _run_code(self, call: Call) -> CallResult:
         sandbox = self._context.sandbox
-        assert sandbox is not None, "an interpreter call, but there is no sandbox"
+        assert sandbox is not None, "an interpreter call without a sandbox"
         started = time.perf_counter()
         output: ExecResult = await self._retrying()(
             sandbox.execute,

@@ -220,7 +220,7 @@ def confine_without_namespaces(
 ) -> None:
     """Confine a child without namespaces: limits, its own uid (if root), Landlock, seccomp.
 
-    At level rlimits, ``landlock_abi`` is 0, and there is no Landlock. The working directory must
+    At level rlimits, ``landlock_abi`` is 0, which means no Landlock. The working directory must
     already be private to this execution.
     """
     set_limits(processes, separate_user=uid is not None)

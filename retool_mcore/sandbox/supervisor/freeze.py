@@ -21,7 +21,7 @@ _PAUSE_S = (0.0002, 0.02)  # between two checks: first, longest
 
 
 class Tree:
-    """The processes of a session: the descendants of a root, and the root if it is no guardian."""
+    """The processes of a session: a root's descendants, and the root unless it is a guardian."""
 
     def __init__(self, pidfd: int, *, with_root: bool) -> None:
         self._pidfd, self._with_root = pidfd, with_root
