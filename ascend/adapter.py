@@ -152,7 +152,7 @@ class Ascend(Platform):
                 "s; the default of 120 s is too short if a rank loads its weights late",
                 forced=False,
             ),
-            EnvVar("TOKENIZERS_PARALLELISM", "false", "forked workers lose its threads and print a warning"),
+            EnvVar("TOKENIZERS_PARALLELISM", "false", "a fork loses the tokenizer's threads and prints a warning"),
         )
 
     def patches(self) -> Sequence[Patch]:

@@ -12,7 +12,7 @@ for scripts in "$cann/set_env.sh:$above/set_env.sh:$root/ascend-toolkit/set_env.
   found=
   IFS=: read -ra scripts <<<"$scripts"
   for script in "${scripts[@]}"; do [ -f "$script" ] && { found=$script; break; }; done
-  if [ -n "$found" ]; then set +u; source "$found"; set -u; else echo "note: $script does not exist" >&2; fi
+  if [ -n "$found" ]; then set +u; source "$found"; set -u; else echo "note: found none of ${scripts[*]}" >&2; fi
 done
 for library in /usr/local/lib/libjemalloc.so.2 "/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2" /usr/lib64/libjemalloc.so.2; do
   # From the tuning guide: the host makes many small allocations, for which jemalloc is faster. It must be

@@ -1,4 +1,4 @@
-"""Run SFT or RL on this node: start what the run needs, restart it after a fault, stop everything.
+"""Run SFT or RL on this node: start what it needs, restart it after a fault, stop everything.
 
     python launch/nodes.py (sft | rl) CONFIG [section.key=value ...] [--dry-run]
 
@@ -50,7 +50,7 @@ RETOOL = [PYTHON, "-m", "retool_mcore"]
 MARGIN_S = 20  # for a run to exit, after the grace_s that it has for saving
 SERVICES_END_S = 5
 LOST_AFTER_S = 3  # node 0 or Ray counts as lost after this time without an answer
-CPU_ACTORS = 16  # logical CPUs of a node without devices; most actors are idle
+CPU_ACTORS = 16  # `ray start --num-cpus` on platform cpu; most actors are idle
 
 _signals: list[int] = []  # the stop signals received so far
 
@@ -414,7 +414,7 @@ def start_sandbox(node: Node, processes: Processes, command: Sequence[object]) -
     service = processes.start_service(command, log)
     wait_until(lambda: path.is_socket() or service.leader.poll() is not None, 30)
     if not path.is_socket():
-        raise PlatformError(f"the sandbox of this node does not answer: {_last_line(log)}")
+        raise PlatformError(f"the sandbox did not start: {_last_line(log).removesuffix('.')}. Its output: {log}")
 
 
 def _last_line(log: Path) -> str:
@@ -503,7 +503,7 @@ def _share_ray_token(node: Node) -> None:
 def serve(node: Node, processes: Processes, command: Sequence[object], folders: ExitStack) -> int:
     """Serve until node 0 leaves; rejoin up to RESTARTS times if this node's Ray dies.
 
-    Polls node 0's Ray port, which closes within seconds. Ray itself notices only after a minute.
+    Polls node 0's Ray port, which closes seconds after node 0 leaves. Ray notices after a minute.
     """
     head = partial(answers, node.head_ip, number("RAY_PORT"))
     for restarts in range(number("RESTARTS") + 1):

@@ -156,7 +156,7 @@ def config_of(
 ) -> RunT:
     """The configuration of a case that trains and validates on ``data`` and saves nothing.
 
-    Raises ConfigError for a case of the other kind.
+    Raises ConfigError if ``config_class`` does not match the case's kind.
     """
     settings = read_case(case)
     if KINDS[settings["kind"]] is not config_class:

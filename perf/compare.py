@@ -41,8 +41,8 @@ from retool_mcore.errors import ConfigError
 CONFIDENCE = 0.99
 POWER, NOISE = 0.9, 0.02  # a detectable difference is found with this probability, at this noise per step
 DEFAULT_THRESHOLD = 0.03
-# A difference counts from this share of the threshold on: half of the measurements of a true
-# difference of 3 % are below 3 %.
+# A difference counts if it exceeds this share of the threshold: half of the time, a true difference
+# of 3 % is measured as less than 3 %.
 SMALL = 0.7
 TOKENS_MAY_DIFFER = 0.01  # largest relative difference of the mean tokens per step
 SAME_TOKENS = 1e-3  # largest relative difference of the tokens of two steps with the same work

@@ -118,7 +118,7 @@ class Load:
 async def wave(load: Load, tokens: tuple[int, int]) -> dict[str, Any]:
     """Flush the cache, as before a step of RL, send a wave and time it until the last answer.
 
-    If ``client_cpu_s``, of this process, is close to ``seconds``, the client was the bottleneck.
+    If this process's ``client_cpu_s`` is close to ``seconds``, the client was the bottleneck.
     """
     bodies = load.bodies(tokens)
     request_s: list[float] = []

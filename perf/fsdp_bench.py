@@ -110,7 +110,7 @@ def require_training(rows: Sequence[dict[str, float]]) -> None:
     first, last = rows[0]["loss"], rows[-1]["loss"]
     if not last < first:
         raise ConfigError(
-            f"The peer's loss went from {first:.4g} to {last:.4g} in {len(rows)} steps, so it did not train. "
+            f"The FSDP run's loss went from {first:.4g} to {last:.4g} in {len(rows)} steps, so it did not train. "
             "Check its learning rate and the data before you compare speeds."
         )
 

@@ -87,7 +87,7 @@ def history(
         raise DataError(f"Unknown --topic {topic}. Choose one of: {', '.join(topics)}.")
     found = select(records, topic, since.date(), until.date(), words or [])
     if not found:
-        raise DataError(f"No record of {len(records)} matches these options. Use only --titles to list all.")
+        raise DataError(f"None of the {len(records)} records matches these options. Use only --titles to list all.")
     for record in found:
         print(record.line() if titles else record.page())
 

@@ -33,6 +33,6 @@ class Search(Tool):
     async def call(self, arguments: Mapping[str, Any], state: Any) -> str:
         wanted = words(arguments["query"])
         if not wanted:
-            raise ToolError("the query has no word of three letters")
+            raise ToolError("the query has no word of three or more letters")
         found = sorted(self.facts, key=lambda fact: -len(wanted & words(fact)))[:3]
         return "\n".join(fact for fact in found if wanted & words(fact)) or "Nothing was found."

@@ -144,8 +144,8 @@ def _operands(
 ) -> tuple[tuple[Operand, ...], ...]:
     """The operands of each step. Raises Rejected if the source of one is ambiguous.
 
-    A constant equal to the previous step's value is read as that value if nothing else uses it,
-    because a solution does not calculate an unused value.
+    An operand that could be a constant or the previous step's value is that value if it is the only
+    use of it, because a solution does not calculate an unused value.
     """
     literals_of = [literals(step.expression) for step in solution.steps]
 
@@ -162,9 +162,9 @@ def _operands(
         named, constant = counts.get(value, 0) > 0, value in constants
         only_use = len(steps) == 1 and uses[steps[0]] == 1 and steps[0] == index - 1
         if len(steps) + named > 1 or (steps and constant and not only_use):
-            raise Rejected("source", f"two sources: {value} in {expression} may come from a step or another source")
+            raise Rejected("source", f"two sources: {value} in {expression} has more than one possible source")
         if not (steps or named or constant):
-            reason = f"unknown operand: {value} in {expression} is in no text or step, and is not a known constant"
+            reason = f"unknown operand: {value} in {expression} is in neither the question nor a step, and no constant"
             raise Rejected("source", reason)
         return Operand(literal, free=named and value in free, step=steps[0] if steps else None)
 

@@ -120,7 +120,7 @@ def texts_of(where: str, source: Mapping[str, Any]) -> tuple[str, str]:
 
 
 async def _with_program(question: str, solution: Solution, sandbox: Sandbox) -> list[dict[str, Any]]:
-    """The messages with one program. The box has its output."""
+    """The messages with one program, whose output is the boxed answer."""
     code = program_of(question, solution)
     if found := next((mark for mark in MARKUP if mark in code), None):
         raise Rejected("format", f"the program contains {found}")

@@ -194,7 +194,7 @@ def sft(
 
     write_report(with_bar(run, len(rows)), out, rejects)
     if not truth:
-        echo("answers were not verified, because --truth names no column")
+        echo("answers were not verified, because --truth is not set")
 
 
 @app.command()

@@ -43,7 +43,7 @@ USE_TOOLS = 'name your tools in rollout.tools = ["module:Name"], or MCP servers 
 # Keys of verl (or prefixes of keys) without a setting, and the reason. The longest prefix applies.
 LOST: dict[str, str] = {
     f"{ACTOR_PREFIX}ppo_epochs": "a step trains once on each response",
-    "algorithm.use_pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
+    "algorithm.use_pf_ppo": "we do not resample responses by their rewards (PF-PPO)",
     "algorithm.pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
 }
 REPLACED: dict[str, str] = {
@@ -221,11 +221,11 @@ def _count_steps(converted: Converted, get: Get) -> None:
     if "train.steps" in converted.settings:
         return
     epochs, batch, files = get("trainer.total_epochs"), get("data.train_batch_size"), _list(get("data.train_files"))
-    origin = f"trainer.total_epochs = {epochs} * rows of data.train_files / data.train_batch_size = {batch}"
+    origin = f"trainer.total_epochs ({epochs}) * rows of data.train_files / data.train_batch_size ({batch})"
     try:
         rows = sum(cast("Any", pq).read_metadata(file).num_rows for file in files)
     except (OSError, TypeError):
-        converted.todo.append(f"train.steps = {origin}")
+        converted.todo.append(f"set train.steps to {origin}")
     else:
         converted.settings["train.steps"] = (max(1, epochs * (rows // batch)), f"{origin}, {rows} rows")
 

@@ -45,7 +45,7 @@ def _sft_rank(
     config: Config, overrides: Overrides = None, platform: PlatformName = None, dry_run: DryRun = False
 ) -> None:
     run = _load(SftConfig, config, settings_of(overrides, platform), dry_run=dry_run)
-    first = os.environ.get("RANK") == "0"  # unset without torchrun: training then refuses
+    first = os.environ.get("RANK") == "0"  # unset without torchrun, which training then rejects
     with show_early_stage("sft") if first else nullcontext():
         if os.environ.get("LOCAL_RANK") == "0" and not early_stages():  # started by torchrun, not `retool sft`
             _check(run)

@@ -86,7 +86,7 @@ def find_texts(row: dict[str, Any], where: str, response: str, answer: str) -> t
         text = row[response]
     else:
         raise DataError(
-            f"{where}: no column {response}; it has {', '.join(row) or 'none'}. --response names the column"
+            f"{where}: no column {response}; it has {', '.join(row) or 'none'}. Set --response to the column"
         )
     if not isinstance(text, str):
         raise DataError(f"{where}, column {response}: {text!r:.80} is not a string. Correct the row, or remove it")
@@ -96,7 +96,7 @@ def find_texts(row: dict[str, Any], where: str, response: str, answer: str) -> t
                 return text, read_problem(row, where)[1]
         name = answer or "answer"
         if name not in row:
-            raise DataError(f"{where}: no column {name}; it has {', '.join(row)}. --answer names the column")
+            raise DataError(f"{where}: no column {name}; it has {', '.join(row)}. Set --answer to the column")
         return text, truth_text(row[name], f"{where}, column {name}")
     except NoTruth:
         return text, ""

@@ -87,7 +87,7 @@ def kind_of(field: FieldInfo) -> str:
         if least and least == most:
             return f"a list of {least} {plural}"
         return f"a list of {plural}" + (f", at least {least}" if least else "")
-    return NAMES[field.annotation] + _range(field)  # the explanation describes a pattern
+    return NAMES[field.annotation] + _range(field)  # without a pattern: the explanation has it
 
 
 def _range(field: FieldInfo) -> str:

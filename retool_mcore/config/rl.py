@@ -44,10 +44,10 @@ class RlData(Prompts):
     curriculum: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Below 1: sample always-solved and never-solved prompts less often. 1: sample all equally.
 
-    Each consecutive group that is all right halves the share of epochs that sample its prompt, and
-    so does each that is all wrong. A change from one to the other starts again at one half. This
+    Each group in a row that is all right, or all wrong, halves the share of epochs that sample its
+    prompt. A switch between the two resets the share to one half, and a mixed group to 1. This
     setting is the lowest share: 0.125 samples the prompt at least every eighth epoch.
-    A mixed group resets the share to 1. See docs/scheduling.md, "Curriculum".
+    See docs/scheduling.md, "Curriculum".
     """
 
 

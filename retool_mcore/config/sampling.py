@@ -79,7 +79,8 @@ class ToolLoop(Section):
     """Batch the prefills of new requests while many requests decode.
 
     A few new requests then wait for at most 16 decoding steps. This patches SGLang
-    (platforms/patches_sglang.py). When false, each decoding step waits for a prefill.
+    (platforms/patches_sglang.py). When false, SGLang prefills new requests before each decoding
+    step.
     """
 
     engine_args: dict[str, Any] = Field(default={})

@@ -342,7 +342,7 @@ class Conversion:
                     name = call["function"]["name"] = TOOL_NAME
                 if name not in declared:
                     remedy = f" If it is the interpreter, add --interpreter {name}." if not tools else ""
-                    raise DataError(f"a call of {name}, but the row declares {', '.join(map(str, declared))}.{remedy}")
+                    raise DataError(f"a call of {name}, but the tools are {', '.join(map(str, declared))}.{remedy}")
                 if name == TOOL_NAME:
                     code_of(call)
             calls += turn["tool_calls"]

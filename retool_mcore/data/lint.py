@@ -178,7 +178,7 @@ def overlap_lines(lints: Sequence[FileLint]) -> tuple[list[str], bool]:
         kinds = ((len(same), "with the same text"), (len(near), "nearly the same"))
         counts = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
         prefix = "error: " if too_many else ""
-        lines.append(f"{prefix}{second.source}: of {total} problems, {first.source} has {counts}")
+        lines.append(f"{prefix}{second.source}: {len(pairs)} of {total} problems are in {first.source}: {counts}")
         lines += [f"  {pair.describe()}" for pair in (*same[:SHOWN_PAIRS], *near[:SHOWN_PAIRS])]
     if len(lints) > 1 and not lines:
         lines = ["no files share a problem"]

@@ -162,7 +162,7 @@ def unwrap(content: str) -> tuple[str, tuple[str, ...]]:
     names: list[str] = []
     text = content.strip()
     if marks := list(_MARK.finditer(text)):
-        names.append("the question's mark")
+        names.append(QUESTION_HEADER)
         text = text[marks[-1].end() :].strip()
     while matches := [(name, match) for name, pattern in _PATTERNS if (match := pattern.search(text))]:
         name, match = matches[0]

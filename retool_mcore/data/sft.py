@@ -107,8 +107,8 @@ class BatchesOfRank:
     def __post_init__(self) -> None:
         if self.global_batch % self.dp_size or not 0 <= self.dp_rank < self.dp_size or not self.examples:
             raise DataError(
-                f"a batch of {self.global_batch} from {len(self.examples)} examples has no equal share for rank "
-                f"{self.dp_rank} of {self.dp_size}"
+                f"cannot split a batch of {self.global_batch} equally over {self.dp_size} ranks "
+                f"(rank {self.dp_rank}, {len(self.examples)} examples)"
             )
 
     def __call__(self, step: int) -> list[TokenizedChat]:

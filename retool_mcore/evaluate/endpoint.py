@@ -90,7 +90,7 @@ class Endpoint(SglangEngine):
 
 @dataclass(frozen=True)
 class TextTools:
-    """Gives ``Calls`` what a ``ToolProtocol`` gives, but on text: the tools, and results.
+    """Text counterpart of a ``ToolProtocol`` for ``Calls``: the tools, and how to render results.
 
     Cuts results by characters, and breaks up control tokens in them.
     """

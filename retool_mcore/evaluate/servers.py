@@ -50,7 +50,7 @@ NOT_ARCHITECTURE = {
 
 @dataclass(frozen=True)
 class SpreadEngine:
-    """Distributes trajectories over engines. Each stays on one, which caches its turns."""
+    """Distributes trajectories over engines. A trajectory stays on one, which caches its turns."""
 
     engines: Sequence[Engine]
 

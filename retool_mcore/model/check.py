@@ -139,7 +139,9 @@ def _check_dense(config: RunConfig) -> None:
         changed["algorithm.router_replay"] = config.algorithm.router_replay
     if changed:
         settings = " and ".join(f"{name} = {value!r}" for name, value in changed.items())
-        raise ConfigError(f"{config.source}: {settings}: {config.model.path} has no experts. Leave it out.")
+        raise ConfigError(
+            f"{config.source}: {settings}: {config.model.path} has no experts. Remove this from the configuration."
+        )
 
 
 def _check_old_log_prob(config: RlConfig) -> None:

@@ -36,7 +36,7 @@ class ModelShape:
 
     @property
     def attention_params(self) -> int:
-        """Attention weights of one layer, without biases and norms (some thousandths of it)."""
+        """Attention weights of one layer, without biases and norms (under 1 %)."""
         return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
 
     @property

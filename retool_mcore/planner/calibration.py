@@ -38,11 +38,11 @@ CALIBRATION = {
     "fused_logits_bytes": Constant(2.1, "fitted: bytes per logit with memory.fused_cross_entropy"),
     "usable_memory": Constant(0.95, "assumed: share of device memory that training may fill"),
     "engine_gib": Constant(13.0, "assumed: SGLang's own reserve for graphs and activations"),
-    "graph_request_gib": Constant(2 / 1024, "assumed: SGLang's own reserve per request of a larger graph"),
+    "graph_request_gib": Constant(2 / 1024, "assumed: SGLang's reserve per request captured beyond the default"),
     "asleep_gib": Constant(3.0, "assumed: context and graphs of an idle, colocated engine"),
     # generation
     "weights_read": Constant(0.76, "measured: share of memory bandwidth when a decoding step reads the weights"),
-    "cache_read": Constant(0.56, "fitted: share of memory bandwidth when its attention reads the KV cache"),
+    "cache_read": Constant(0.56, "fitted: share of memory bandwidth when attention reads the KV cache"),
     "decode_layer_s": Constant(2e-5, "fitted: fixed time per layer of a decoding step"),
     "decode_request_s": Constant(1.1e-5, "fitted: time per request of a decoding step, for sampling and the answer"),
     "prefill_layer_s": Constant(2e-4, "fitted: launch time per layer of a prefill"),

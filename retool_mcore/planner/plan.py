@@ -56,7 +56,7 @@ class Plan:
         stall_s, (part, seconds) = self.config.train.stall_s, self.longest_part
         if not stall_s or stall_s >= STALL_MARGIN * seconds:
             return ""
-        wrong = "would end the run" if stall_s < seconds else f"leaves less than {STALL_MARGIN:g} times that"
+        wrong = "would end the run" if stall_s < seconds else "leaves too little margin"
         return (
             f"train.stall_s = {stall_s:g} {wrong}: {part} is planned to take {seconds:,.0f} s without progress. Set "
             f"at least {math.ceil(STALL_MARGIN * seconds)}, or 0"

@@ -9,8 +9,8 @@ import os
 import secrets
 from pathlib import Path
 
-# Linux gives clients ports from 32768 up. Later listeners use ports below, which no client takes
-# first.
+# Linux gives clients ports from 32768 up. Our servers listen below that, so that no client takes
+# a port before its server starts.
 LISTEN_PORTS = (15_000, 32_000)
 # Makes Ray use loopback as the node's address, as on a Mac. SGLang and TransferQueue get the
 # address from Ray. ray.init(_node_ip_address=...) would replace a loopback address by the node's.

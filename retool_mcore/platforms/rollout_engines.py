@@ -37,8 +37,8 @@ class RolloutEngine:
     def graphs(self, max_running: int, tp: int) -> dict[str, int]:
         """Arguments that capture decode batches of up to ``max_running`` requests in CUDA graphs.
 
-        The limit is MAX_CAPTURED; {} if the default is enough. Without a graph, a decode step
-        takes 0.9 ms of host time per layer (planner/calibration.py).
+        The limit is MAX_CAPTURED; {} if the default is enough. Without a graph, the host
+        launches every kernel of a decode step, which takes longer.
         """
         largest = captured(max_running, tp)
         if self.graphs_argument is None or largest == captured(0, tp):

@@ -137,7 +137,7 @@ def disk(config: RunConfig) -> Iterator[Finding]:
     # Space for one more: a new checkpoint is written before an old one is deleted. The best one is
     # kept in addition.
     needed_gib = (config.checkpoint.keep + (2 if config.best.metric else 1)) * one_gib
-    text = f"{free_gib:.0f} GiB free under {existing}; a checkpoint takes {one_gib:.1f} GiB, all {needed_gib:.1f} GiB"
+    text = f"{free_gib:.0f} GiB free under {existing}; a checkpoint takes {one_gib:.1f}, the run {needed_gib:.1f} GiB"
     if free_gib < one_gib:
         yield error("disk", f"{text}. Not even one fits. Free disk space, or set run.root to another disk.")
     elif free_gib < needed_gib:

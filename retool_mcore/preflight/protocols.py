@@ -47,7 +47,7 @@ def check_protocols(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> tu
 
 
 def _served(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The protocol that this model's template gives rows of form ``name``.
+    """The protocol in which this model's template renders rows of form ``name``.
 
     The template decides the protocol of rows with tool calls. Raises CheckpointError.
     """

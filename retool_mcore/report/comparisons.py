@@ -20,7 +20,7 @@ INTERVALS = (
 VALIDATIONS = (
     "The run's own validations on held-out problems. The 95 % intervals generalize to other problems like these. All "
     "validations have the same problems, so a difference between two is more certain than the intervals suggest. "
-    "`retool eval` pairs the problems."
+    "`retool eval compare` pairs the problems of two evaluations."
 )
 Labelled = Sequence[tuple[str, RunRecord]]
 Evaluated = Sequence[Sequence[BeforeAfter]]  # of each run

@@ -52,8 +52,8 @@ class ToolProtocol(ABC):
     ``end_ids``: tokens that end a model turn (EOS, <|im_end|>).
     ``stop_token_ids``: ``end_ids`` plus the tokens that complete a call. The engine stops at the
     first of them that it samples and returns it as the turn's last token.
-    ``call_end``: if set, decides whether a stop token really completes a call. If not, an engine
-    that supports it keeps sampling.
+    ``call_end``: if set, decides whether a stop token completes a call. After a token that does
+    not, an engine that supports ``call_end`` keeps sampling.
     """
 
     name: str

@@ -90,7 +90,7 @@ class Tool(ABC):
         """Run one call. The calls of one turn may run concurrently.
 
         Raise ToolError for the model's mistake, and SandboxUnavailable for an outage, which the
-        loop retries for rollout.max_outage_s. A TimeoutError is a call's time limit.
+        loop retries for rollout.max_outage_s. A TimeoutError means that the call took too long.
         Any other exception drops the trajectory.
         """
 

@@ -292,7 +292,7 @@ def best_so_far(config: RunConfig, step: int) -> BestStep | None:
 def lacks_value(config: RunConfig, step: int) -> bool:
     """Whether ``step`` is saved and due for validation but has no value.
 
-    The run was killed between the two, or best.metric was added later.
+    The run was killed between saving and validation, or best.metric was added later.
     """
     best = best_so_far(config, step)
     return best is not None and _is_due(config, step) and step not in best.values

@@ -68,7 +68,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "behavior/calls/*": ("", "executed calls of a trajectory, for each tool other than the interpreter"),
         "behavior/tool_faults/*": ("", "errors in the methods of your own tools that did not drop the trajectory"),
         "behavior/turns": ("", "turns of a trajectory"),
-        "behavior/requests": ("", "requests to the engine; more than turns if the engine aborts some"),
+        "behavior/requests": ("", "engine requests; more than turns after aborts or stops that complete no call"),
         "behavior/model_tokens": ("tokens", "tokens of a response that the model sampled"),
         "behavior/response_tokens": ("tokens", "mean response length in validations"),
         "behavior/code_lines": ("", "lines of code sent to the interpreter, per tool call"),

@@ -44,7 +44,7 @@ def dry_run(config: RunConfig) -> str:
 def _prepare(platform: Platform) -> list[str]:
     """Activate the platform in this process.
 
-    Returns a note if this machine cannot run it, and activates the platform without devices then.
+    If this machine cannot run it, activates platform cpu instead and returns a note.
     """
     try:
         platform.check_machine()

@@ -37,8 +37,8 @@ POLL_S = 2.0  # between two checks for a dead process
 DUMP_S = 20.0  # timeout for the stacks of one process
 STALLED = signal.SIGUSR2  # sent to this process, to interrupt its main thread
 GRACE_S = 60.0  # time for the main thread to exit after a stall
-LOST_GRACE_S = 10.0  # the same after a process died; shorter, because a wait for that process never ends
-FREED_S = 3.0  # the same once its child processes are killed
+LOST_GRACE_S = 10.0  # the same after a process died; short, because a wait for that process never ends
+FREED_S = 3.0  # the same after this process's children were killed
 
 
 class Watchdog:

@@ -1,7 +1,7 @@
 """Adds LoRA adapters ([lora]) to verl's Megatron engine: its model, checkpoints and reference.
 
-verl's own adapters on Megatron need Megatron-Bridge, so ``attach`` adds ours. Their keys in verl's
-tree are at the end of verl/keys/engine.py.
+verl's own adapters on Megatron need Megatron-Bridge, so ``attach`` adds ours, whose keys in
+verl's tree are in verl/keys/engine.py.
 """
 
 from collections.abc import Callable

@@ -116,7 +116,7 @@ SEAMS = (
     Seam(
         targets=("ray._private.state.actors",),
         parameters=("actor_id", "job_id", "actor_state_name"),
-        reason="the run ends when an actor dies that nobody calls; Ray's public list needs its dashboard",
+        reason="the run ends when an actor that nobody calls dies; Ray's public list needs its dashboard",
         applies_to=requirement("ray"),
         remove_when="Ray lists actors without a dashboard",
     ),

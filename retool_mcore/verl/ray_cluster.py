@@ -65,8 +65,8 @@ def own_process_groups() -> Generator[None]:
 def end_groups(groups: Collection[int]) -> None:
     """Send SIGTERM to all processes of these groups, and SIGKILL after ``GRACE_S`` seconds.
 
-    Looks twice before it believes that none is left: a process may fork after ``members`` has read
-    the list of pids, and end before its turn.
+    Checks twice that none is left: a process may fork after ``members`` has read the list of pids,
+    and end before ``members`` looks at it.
     """
     for end in (psutil.Process.terminate, psutil.Process.kill):
         deadline_s = time.monotonic() + GRACE_S

@@ -57,8 +57,8 @@ def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
     """The layers in which an engine's weights differ from the actor's.
 
     ``engine``: the sums of each rank. A weight that is replicated on every rank counts once.
-    Skips a layer's weights of a dtype if the two sides have different numbers of elements of it:
-    the engine then stores them differently.
+    Skips a dtype of a layer if the two sides have different numbers of elements with that dtype,
+    because the engine then stores these weights differently.
     """
     theirs: list[Sums] = [
         {name: values for name, values in sums.items() if not (rank and _is_replica(name, values, actor))}

@@ -105,8 +105,8 @@ def test_a_value_is_read_back_as_our_setting_counts_it(tmp_path: Path, case: dic
 def test_epochs_are_steps_where_the_data_is_here_and_a_formula_elsewhere(tmp_path: Path):
     _, text, output = converted(tmp_path, RECIPE)
     output = " ".join(output.split())
-    formula = "train.steps = trainer.total_epochs = 1 * rows of data.train_files / data.train_batch_size = 512"
-    assert f"# {formula}" in text and f"to do: {formula}" in output
+    formula = "trainer.total_epochs (1) * rows of data.train_files / data.train_batch_size (512)"
+    assert f"# set train.steps to {formula}" in text and f"to do: set train.steps to {formula}" in output
     pq.write_table(pa.table({"prompt": ["x"] * 1030}), tmp_path / "train.parquet")
     tree, text, _ = converted(
         tmp_path, RECIPE, f"data.train_files=[{tmp_path}/train.parquet]", "trainer.total_epochs=3"

@@ -167,7 +167,7 @@ def test_the_option_names_another_interpreter_and_the_error_suggests_it(tmp_path
     turns[2]["tool_calls"][0]["function"]["name"] = "python"
     result, _ = convert_file(tmp_path, {"messages": turns})
     assert result.exit_code == 2
-    assert "the row declares code_interpreter. If it is the interpreter, add --interpreter python." in result.output
+    assert "the tools are code_interpreter. If it is the interpreter, add --interpreter python." in result.output
     schema = {**CODE_INTERPRETER, "function": {**CODE_INTERPRETER["function"], "name": "python"}}
     result, (made,) = convert_file(
         tmp_path, {"messages": turns, "tools": [schema]}, options=("--interpreter", "python")

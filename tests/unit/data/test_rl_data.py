@@ -192,7 +192,7 @@ def test_lint_uses_the_named_columns_in_the_files_that_have_them(tmp_path):
     rl = jsonl(tmp_path / "rl.jsonl", rl_row("P?", "1", "x", "test", 0))
     result = CliRunner().invoke(app, ["lint", str(own), str(rl), "--problem", "aufgabe", "--answer", "wert"])
     assert result.exit_code == 1
-    assert f"{rl}: of 1 problems, {own} has 1 with the same text" in result.output
+    assert f"{rl}: 1 of 1 problems are in {own}: 1 with the same text" in result.output
     assert [row.problem for row in read_problem_rows(str(own))] == ["Q?"]
 
 

@@ -103,7 +103,7 @@ def test_the_global_batch_does_not_depend_on_dp():
             ranks = [BatchesOfRank(data, 8, seed=5, dp_size=dp_size, dp_rank=rank)(step) for rank in range(dp_size)]
             assert sorted(row for rank in ranks for row in ids(rank)) == whole
             assert {len(rank) for rank in ranks} == {8 // dp_size}
-    with pytest.raises(DataError, match="batch of 3 from 1 examples has no equal share for rank 0 of 2"):
+    with pytest.raises(DataError, match="cannot split a batch of 3 equally over 2 ranks"):
         BatchesOfRank(examples(1), global_batch=3, seed=0, dp_size=2)
 
 

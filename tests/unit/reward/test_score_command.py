@@ -43,7 +43,7 @@ def test_rows_come_back_in_order_with_extracted_correct_and_reward(tmp_path):
         ('{"response": "x", "answer": NaN}', "line 1, column answer: the answer is nan, neither text nor a number"),
         (
             '{"text": "x", "answer": "5"}',
-            "no column response; it has text, answer. --response names the column",
+            "no column response; it has text, answer. Set --response to the column",
         ),
         ('{"response": "x", "answer": "5"}\n\udcff', "line 2: not JSON"),
     ],
