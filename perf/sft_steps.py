@@ -45,7 +45,7 @@ def train(
     timer = PhaseTimer()
     time_optimizer(worker.engine, platform, timer)
     engine = SftEngine(worker, config, platform)
-    data = load_sft(config.data.train_file, tokenizer_of(config.model), config.data.max_length_tokens)
+    data = load_sft(config.train_files, tokenizer_of(config.model), config.data.max_length_tokens)
     batches = BatchesOfRank(
         data.examples, config.train.global_batch, config.run.seed, engine.dp_size, engine.dp_rank,
         hidden_size=engine.shape.hidden,

@@ -248,8 +248,16 @@ class RunConfig(JobConfig):
 
     @property
     def data_files(self) -> list[tuple[str, str]]:
-        """(setting, path) of every data file that the run reads, the training file first."""
+        """(setting, path) of every data file that the run reads, the training files first.
+
+        Raises DataError if data.train_file is a folder or a pattern without files.
+        """
         raise NotImplementedError("a run is an SftConfig or an RlConfig")
+
+    @property
+    def train_files(self) -> list[str]:
+        """The files that data.train_file names, by name. Raises DataError like ``data_files``."""
+        return [path for setting, path in self.data_files if setting == "data.train_file"]
 
     @property
     def validation_interval(self) -> tuple[str, int]:

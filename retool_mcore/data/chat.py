@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
@@ -71,6 +72,10 @@ class TokenizedChat:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def compact(self) -> TokenizedChat:
+        """The same in 5 bytes per token; lists of ints take nine times as much."""
+        return TokenizedChat(array("i", self.token_ids), array("b", self.loss_mask))
 
 
 def render(

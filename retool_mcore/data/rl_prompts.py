@@ -7,7 +7,6 @@ from typing import Any
 
 from retool_mcore.config import RlConfig
 from retool_mcore.config.base import is_table, is_tables
-from retool_mcore.config.files import parquet_files
 from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.data.layouts import MEDIA, require_text_only, truth_text, turns_in_text
 from retool_mcore.data.prompt_format import OURS, hermes_prompt, unwrap
@@ -24,7 +23,7 @@ def check_first_prompts(config: RlConfig) -> None:
 
     Raises DataError like ``check_prompts``.
     """
-    for path in (*parquet_files(config.data.train_file), *config.validation.files):
+    for path in (*config.train_files, *config.validation.files):
         for index, row in islice(read_rows(path, COLUMNS), 1):
             _messages_of_row(f"{path}, row {index}", row)
 
@@ -35,7 +34,7 @@ def check_prompts(config: RlConfig, render: Renderer) -> list[str]:
     ``render``: the rollout's ``ToolProtocol.prompt_ids``. Returns one-sentence notes about the
     files for the user. Raises DataError with file, row and column.
     """
-    train, held_out = parquet_files(config.data.train_file), config.validation.files
+    train, held_out = config.train_files, config.validation.files
     notes: list[str] = []
     counts = {path: _check_file(path, config, render, notes) for path in (*train, *held_out)}
     rows, prompts = sum(counts[path] for path in train), config.train.prompts_per_step

@@ -6,7 +6,6 @@ A batch is a pure function of (seed, step).
 from __future__ import annotations
 
 import heapq
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from retool_mcore.config.base import is_tables
-from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import TokenizedChat, parse_tools, render
 from retool_mcore.data.files import read_rows
 from retool_mcore.errors import DataError
@@ -48,15 +46,16 @@ class SftDataset:
         )
 
 
-def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: int) -> SftDataset:
-    """Read and tokenize rows {messages, tools} from one or several files; see ``parquet_files``.
+def load_sft(files: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length_tokens: int) -> SftDataset:
+    """Read and tokenize rows {messages, tools} of parquet ``files``.
 
     ``tools`` is null in a text-only row. Raises DataError with file, row and column for a row with
     another schema, and if no row fits ``max_length_tokens``.
     """
+    source = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
     examples: list[TokenizedChat] = []
     too_long: list[int] = []
-    rows = ((file, *row) for file in parquet_files(path) for row in read_rows(file, ("messages", "tools")))
+    rows = ((file, *row) for file in files for row in read_rows(file, ("messages", "tools")))
     for number, (file, index, row) in enumerate(rows):
         where = f"{file}, row {index}"
         messages = row["messages"]
@@ -72,17 +71,12 @@ def load_sft(path: str, tokenizer: PreTrainedTokenizerBase, max_length_tokens: i
         if len(rendered) > max_length_tokens:
             too_long.append(number)
         else:
-            examples.append(_compact(rendered))
+            examples.append(rendered.compact())
     if not examples:
         raise DataError(
-            f"{path}: all {len(too_long)} rows are longer than data.max_length_tokens = {max_length_tokens}"
+            f"{source}: all {len(too_long)} rows are longer than data.max_length_tokens = {max_length_tokens}"
         )
-    return SftDataset(path, examples, tuple(too_long), max_length_tokens)
-
-
-def _compact(rendered: TokenizedChat) -> TokenizedChat:
-    """Store a conversation in 5 bytes per token; lists of ints take nine times as much."""
-    return TokenizedChat(array("i", rendered.token_ids), array("b", rendered.loss_mask))
+    return SftDataset(source, examples, tuple(too_long), max_length_tokens)
 
 
 @dataclass(frozen=True)

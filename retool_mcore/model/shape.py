@@ -136,6 +136,11 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * (1 if fp8 else 2)
 
 
+def shape_of_hf_config(config: Any) -> ModelShape:
+    """The shape of the text decoder of a transformers PretrainedConfig, as ``shape_of_config``."""
+    return shape_of_config(config.get_text_config().to_dict())
+
+
 def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
     """The shape in a Hugging Face ``config.json``. Raises ConfigError if it is not a decoder."""
     # Published files have num_experts; transformers 5 writes num_local_experts instead.

@@ -10,7 +10,6 @@ from typing import Any
 
 from retool_mcore.config import RlConfig, RunConfig, SandboxSettings, SftConfig
 from retool_mcore.config.base import is_table
-from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import chat_format, decode
 from retool_mcore.data.files import column_names, read_rows
 from retool_mcore.data.lint import require_disjoint
@@ -129,7 +128,7 @@ def _behavior_without_calls() -> dict[str, Any]:
 def _first_row(config: RlConfig) -> dict[str, Any]:
     """The first row of data.train_file, or SAMPLE if there is none, which ``data`` reports."""
     try:
-        file = parquet_files(config.data.train_file)[0]
+        file = config.train_files[0]
         columns = ("data_source", "reward_model", *({"extra_info"} & set(column_names(file))))
         return next(read_rows(file, columns))[1]
     except DataError:
@@ -198,11 +197,11 @@ def _sft_data(config: SftConfig, *, tokenized: bool, render: bool) -> Iterator[F
     if not render:
         return  # the run's ranks render all rows
     files = [
-        ("data.train_file", config.data.train_file),
-        *(("validation.files", file) for file in config.validation.files),
+        ("data.train_file", config.train_files),
+        *(("validation.files", [file]) for file in config.validation.files),
     ]
-    for name, path in files:
-        rows = load_sft(path, loaded, config.data.max_length_tokens)
+    for name, paths in files:
+        rows = load_sft(paths, loaded, config.data.max_length_tokens)
         yield ok("data", f"{name}: {len(rows.examples)} rows render within {config.data.max_length_tokens} tokens")
         if left_out := rows.dropped_note():
             yield warning("data", left_out)
@@ -223,7 +222,7 @@ def _rl_data(config: RlConfig) -> Iterator[Finding]:
 
 def _first_prompt(config: RlConfig, protocol: ToolProtocol) -> Iterator[Finding]:
     """Show the first prompt as the model sees it. Warn if the model learned another format."""
-    file = parquet_files(config.data.train_file)[0]
+    file = config.train_files[0]
     used = format_of_file(file, protocol.name if config.rollout.tool else "")
     remedy = f"`retool data rl FILE --model {config.model.path}` writes prompts in the model's format."
     yield from (warning("prompt", text) for text in difference(config.model.path, used, file, remedy))

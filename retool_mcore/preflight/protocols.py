@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from retool_mcore.config import SftConfig
 from retool_mcore.config.base import is_tables
-from retool_mcore.config.files import parquet_files
 from retool_mcore.data.files import read_rows
 from retool_mcore.data.tool import CODE_END
 from retool_mcore.errors import CheckpointError
@@ -28,7 +27,7 @@ def check_protocols(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> tu
     """
     protocols: list[str] = []
     checked: set[str] = set()
-    for file in (file for _, path in config.data_files for file in parquet_files(path)):
+    for file in (path for _, path in config.data_files):
         for index, row in read_rows(file, ("messages", "tools")):
             for name in _protocols_of(row):
                 if name in checked:

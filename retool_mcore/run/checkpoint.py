@@ -345,8 +345,9 @@ class BestKeeper:
         return self.best is not None and self.best.stopped_early
 
     def _write(self, best: BestStep) -> None:
+        text = best.to_json()
         if self._writes:
-            write_atomic(self._path, best.to_json() + "\n")
+            write_atomic(self._path, f"{text}\n")
 
 
 def require_intact(config: RunConfig) -> list[str]:

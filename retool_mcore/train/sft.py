@@ -185,8 +185,8 @@ def _prepare(
     tokenizer = tokenizer_of(config.model, day=chosen[0])
     if rank == 0:
         record_format(config.run.dir, config.data_files[0][1], end_of_turn(tokenizer))
-    data = load_sft(config.data.train_file, tokenizer, config.data.max_length_tokens)
-    held_out = [load_sft(file, tokenizer, config.data.max_length_tokens) for file in config.validation.files]
+    data = load_sft(config.train_files, tokenizer, config.data.max_length_tokens)
+    held_out = [load_sft([file], tokenizer, config.data.max_length_tokens) for file in config.validation.files]
     if rank == 0:
         for dataset in (data, *held_out):
             if note := dataset.dropped_note():

@@ -13,10 +13,9 @@ from math import ceil
 from typing import Any
 
 from retool_mcore.model.shape import (
-    ModelShape,
     layers_to_recompute,
     micro_batch_tokens,
-    shape_of_config,
+    shape_of_hf_config,
     token_memory,
 )
 from retool_mcore.platforms.patches_verl import MICRO_BATCH_PATCH, MIN_MICRO_BATCHES, lengths_of
@@ -25,15 +24,11 @@ from retool_mcore.platforms.patches_verl import MICRO_BATCH_PATCH, MIN_MICRO_BAT
 def recompute_by_length(worker: Any) -> None:
     """Enable ``memory.recompute = "auto"`` for the model that verl's ``worker`` trains."""
     config = worker.engine_config
-    other_memory, input_share = token_memory(shape_of_worker(worker), fused_cross_entropy=config.use_fused_kernels)
+    shape = shape_of_hf_config(worker.model_config.hf_config)
+    other_memory, input_share = token_memory(shape, fused_cross_entropy=config.use_fused_kernels)
     recompute_long_micro_batches(
         worker.engine.module, config.max_token_len_per_gpu, other_memory=other_memory, input_share=input_share
     )
-
-
-def shape_of_worker(worker: Any) -> ModelShape:
-    """The shape of the model of verl's ``worker``."""
-    return shape_of_config(worker.model_config.hf_config.get_text_config().to_dict())
 
 
 def recompute_long_micro_batches(

@@ -11,10 +11,10 @@ from verl.workers.config import TrainingWorkerConfig
 
 from retool_mcore.config import SftConfig
 from retool_mcore.data.chat import TokenizedChat
+from retool_mcore.model.shape import shape_of_hf_config
 from retool_mcore.platforms.base import Platform
 from retool_mcore.run.metrics import EXPERTS, PhaseTimer
 from retool_mcore.verl.checkpoint import PendingSave, load_checkpoint, new_seed_if_relaid_out, save, start_save
-from retool_mcore.verl.recompute import shape_of_worker
 
 
 class SftEngine:
@@ -28,7 +28,7 @@ class SftEngine:
         self.worker, self._config, self._platform = worker, config, platform
         self.dp_rank: int = worker.engine.get_data_parallel_rank()
         self.dp_size: int = worker.engine.get_data_parallel_size()
-        self.shape = shape_of_worker(worker)
+        self.shape = shape_of_hf_config(worker.model_config.hf_config)
         has_output = worker.engine.is_mp_src_rank_with_outputs() and self.dp_rank == 0
         flags: list[bool] = [False] * dist.get_world_size()
         dist.all_gather_object(flags, has_output)

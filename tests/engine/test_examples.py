@@ -91,7 +91,7 @@ def test_the_example_of_two_tools_makes_what_both_trainings_read(tmp_path):
     output = succeed("sft", tmp_path / "conversations.jsonl", "--out", tmp_path / "sft.parquet", "--execute")
     assert "40 after execution (0 rejected)" in output, "the interpreter's calls print what the data shows"
     tokenizer = load_tokenizer(str(tmp_path / "model"))
-    examples = load_sft(str(tmp_path / "sft.parquet"), tokenizer, 512).examples
+    examples = load_sft([str(tmp_path / "sft.parquet")], tokenizer, 512).examples
     assert len(examples) == 40
     for example in examples:
         trained = tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])

@@ -77,7 +77,7 @@ def test_traces_py_writes_rows_that_training_reads(tmp_path):
     output = script("traces.py", SAMPLE, "--part", "sft", "--out", out, "--rejects", rejects)
     rows = [row for _, row in read_rows(out, ("messages", "tools", "ground_truth"))]
     assert f"{len(rows)} rows in" in output and f"{len(list(read_jsonl(rejects)))} in" in output
-    data = load_sft(str(out), build_tokenizer(tokenizer_rows()), max_length_tokens=100_000)
+    data = load_sft([str(out)], build_tokenizer(tokenizer_rows()), max_length_tokens=100_000)
     assert len(data.examples) == len(rows) >= 40
     assert {row["tools"] is None for row in rows} == {True, False}
     for row in rows:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retool_mcore.config import RlConfig
-from retool_mcore.config.files import parquet_files
 from retool_mcore.platforms.base import Platform, engine_environment
 from retool_mcore.verl.keys.engine import chat_template
 from retool_mcore.verl.keys.key import OUR_CODE, Key, from_setting
@@ -63,7 +62,7 @@ REWARD = (
     Key("reward.custom_reward_function.reward_kwargs", "the section [reward]", run_config_argument),
 )
 DATA = (
-    Key("data.train_files", "data.train_file", lambda run, _: _absolute(parquet_files(run.data.train_file))),
+    Key("data.train_files", "data.train_file", lambda run, _: _absolute(run.train_files)),
     Key("data.val_files", "validation.files", lambda run, _: _absolute(run.validation.files)),
     from_setting("data.train_batch_size", "train.prompts_per_step"),
     from_setting("data.max_prompt_length", "data.max_prompt_tokens"),

@@ -53,7 +53,7 @@ def convert_file(tmp_path, *rows, options=()):
 
 def trained_text(tmp_path, tokenizer) -> str:
     """The text with loss in the file that ``convert_file`` wrote."""
-    example = load_sft(str(tmp_path / "out.parquet"), tokenizer, 10_000).examples[0]
+    example = load_sft([str(tmp_path / "out.parquet")], tokenizer, 10_000).examples[0]
     return tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
 
 
@@ -234,7 +234,7 @@ def test_a_row_with_an_unknown_turn_is_rejected_with_the_reason(tmp_path, turn, 
 def test_training_refuses_a_conversation_that_the_assistant_starts(tmp_path, tokenizer):
     write_parquet(tmp_path / "in.parquet", [{"messages": [FINAL, USER, FINAL], "tools": None}])
     with pytest.raises(DataError, match=r"in\.parquet, row 0, column messages: the conversation starts"):
-        load_sft(str(tmp_path / "in.parquet"), tokenizer, 10_000)
+        load_sft([str(tmp_path / "in.parquet")], tokenizer, 10_000)
 
 
 def test_protocol_retool_does_not_support_own_tools(tmp_path):

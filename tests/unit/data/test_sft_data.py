@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+from retool_mcore.config.files import parquet_files
 from retool_mcore.data.chat import TokenizedChat, render
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.sft import BatchesOfRank, cost, deal, load_sft
@@ -36,26 +37,27 @@ def test_rows_of_several_files_are_rendered_in_the_order_of_the_file_names(tmp_p
     (parts / "notes.txt").write_text("not data")
     expected = [render(row["messages"], row["tools"], tokenizer) for row in (TEXT_ROW, TOOL_ROW)]
     for source in (parts, parts / "*.parquet", tmp_path / "p*" / "[abc].parquet"):
-        data = load_sft(str(source), tokenizer, max_length_tokens=400)
+        data = load_sft(parquet_files(str(source)), tokenizer, max_length_tokens=400)
         assert [(list(row.token_ids), list(row.loss_mask)) for row in data.examples] == [
             (row.token_ids, row.loss_mask) for row in expected
         ]
         assert data.num_tokens == sum(map(len, expected)) and data.too_long == (2,)
     note = "1 of 3 rows are longer than data.max_length_tokens = 400 and left out; the first is row 2"
-    assert data.dropped_note() == f"{data.source}: {note}"
-    assert load_sft(str(parts), tokenizer, 100_000).dropped_note() is None
+    files = parquet_files(str(parts))
+    assert data.dropped_note() == f"{files[0]} and 2 more: {note}"
+    assert load_sft(files, tokenizer, 100_000).dropped_note() is None
     with pytest.raises(DataError, match="all 3 rows are longer"):
-        load_sft(str(parts), tokenizer, max_length_tokens=1)
+        load_sft(files, tokenizer, max_length_tokens=1)
     with pytest.raises(DataError, match="no parquet file found"):
-        load_sft(str(tmp_path / "x*.parquet"), tokenizer, max_length_tokens=400)
+        parquet_files(str(tmp_path / "x*.parquet"))
 
 
 def test_a_token_takes_five_bytes(tmp_path, tokenizer):
     """Every rank keeps all of the data in memory."""
     write_parquet(tmp_path / "sft.parquet", [LONG_ROW] * 20)
-    load_sft(str(tmp_path / "sft.parquet"), tokenizer, max_length_tokens=100_000)  # fills the caches
+    load_sft([str(tmp_path / "sft.parquet")], tokenizer, max_length_tokens=100_000)  # fills the caches
     tracemalloc.start()
-    data = load_sft(str(tmp_path / "sft.parquet"), tokenizer, max_length_tokens=100_000)
+    data = load_sft([str(tmp_path / "sft.parquet")], tokenizer, max_length_tokens=100_000)
     used_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert data.num_tokens > 20_000
@@ -76,11 +78,11 @@ def test_a_bad_row_is_an_error_with_file_row_and_column(tmp_path, tokenizer, row
     path = tmp_path / "sft.parquet"
     write_parquet(path, [row])
     with pytest.raises(DataError) as caught:
-        load_sft(str(path), tokenizer, max_length_tokens=1000)
+        load_sft([str(path)], tokenizer, max_length_tokens=1000)
     assert str(caught.value).startswith(str(path)) and rule in str(caught.value)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match="not a complete parquet file"):
-        load_sft(str(path), tokenizer, max_length_tokens=1000)
+        load_sft([str(path)], tokenizer, max_length_tokens=1000)
 
 
 def test_the_order_of_rows_depends_on_the_seed_and_the_step_only():

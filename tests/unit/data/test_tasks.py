@@ -76,7 +76,7 @@ def test_the_written_tokenizer_is_the_trained_one(task):
     for mark in ("<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"):
         assert len(loaded.encode(mark)) == 1
     assert len(loaded.encode("412967")) == 6
-    assert load_sft(str(task / "sft_train.parquet"), loaded, max_length_tokens=150).too_long == ()
+    assert load_sft([str(task / "sft_train.parquet")], loaded, max_length_tokens=150).too_long == ()
 
 
 def test_transformers_reads_the_model_directory(task):

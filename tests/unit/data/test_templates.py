@@ -45,7 +45,7 @@ def test_an_argument_changes_what_is_rendered_everywhere_alike(qwen3: Path, tmp_
     prompt = protocol_of(rl.rollout.with_tools(False), tokenizer).prompt_ids([QUESTION])
     assert tokenizer.decode(prompt).endswith(f"<|im_start|>assistant\n{EMPTY}")
     write_parquet(tmp_path / "rows.parquet", [ROW])
-    (example,) = load_sft(str(tmp_path / "rows.parquet"), tokenizer_of(sft.model), 400).examples
+    (example,) = load_sft([str(tmp_path / "rows.parquet")], tokenizer_of(sft.model), 400).examples
     assert list(example.token_ids)[: len(prompt)] == prompt
     assert not any(list(example.loss_mask)[: len(prompt)])  # the block is written, and not learnt
     evaluated = tokenizer_of(EvaluationConfig.of(rl).model, str(qwen3))
@@ -57,7 +57,7 @@ def test_an_argument_changes_what_is_rendered_everywhere_alike(qwen3: Path, tmp_
     plain, other = (EvaluationConfig.of(run_of(RlConfig, qwen3, *settings)) for settings in ((), (OFF,)))
     case = Case(name="m", model=str(qwen3))
     assert identity_of(plain, case, []) != identity_of(other, case, []), "their samples must not be mixed"
-    default = load_sft(str(tmp_path / "rows.parquet"), tokenizer_of(run_of(SftConfig, qwen3).model), 400).examples[0]
+    default = load_sft([str(tmp_path / "rows.parquet")], tokenizer_of(run_of(SftConfig, qwen3).model), 400).examples[0]
     assert sum(default.loss_mask) > sum(example.loss_mask)
 
 
