@@ -44,7 +44,7 @@ USE_TOOLS = 'name your tools in rollout.tools = ["module:Name"], or MCP servers 
 LOST: dict[str, str] = {
     f"{ACTOR_PREFIX}ppo_epochs": "a step trains once on each response",
     "algorithm.use_pf_ppo": "we do not resample responses by their rewards (PF-PPO)",
-    "algorithm.pf_ppo": "no algorithm.name resamples responses by their rewards (PF-PPO)",
+    "algorithm.pf_ppo": "we do not resample responses by their rewards (PF-PPO)",
 }
 REPLACED: dict[str, str] = {
     f"{ACTOR_PREFIX}strategy": "we train with Megatron, not FSDP: see [parallel] and [memory]",
