@@ -17,9 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from statistics import fmean
 from typing import Any
 
@@ -28,12 +26,10 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from retool_mcore.config import RlConfig
 from retool_mcore.errors import RunError
 from retool_mcore.platforms.rollout_engines import ENGINES
-from retool_mcore.run.start import begin
 from retool_mcore.verl.failure import error_for_user
 from retool_mcore.verl.weight_check import different_layers
 
@@ -133,39 +129,15 @@ class EngineManager(PPOTrainer):
         self.compare_weights()
 
     def start_engines(self) -> None:
-        """Import the engine and start its servers while verl builds the training workers.
+        """Start the servers' processes, so that they import SGLang before verl constructs them."""
+        if self._runs_our_servers and self._run.cluster.nodes == 1:
+            from retool_mcore.verl.sglang_server import create_servers
 
-        Importing SGLang takes 8 s on a GPU machine, in the driver and in each server. verl
-        would do both after the workers. A thread of the driver does it now, because the driver only
-        waits for the workers. It must not begin before Ray has started: verl sets
-        SGLANG_USE_CPU_ENGINE during the import, and Ray's processes would inherit it.
-        """
-        name = self.config.actor_rollout_ref.rollout.name
-        thread = ThreadPoolExecutor(1)
-        replica = thread.submit(self._import_engine, name)
-        thread.shutdown(wait=False)
-
-        @cache  # verl calls it twice in mode "async"
-        def load() -> type:
-            begin(self._run.run.dir, "engines")
-            return replica.result()
-
-        RolloutReplicaRegistry.register(name, load)
-
-    def _import_engine(self, name: str) -> type:
-        """Return the replica class of the engine ``name``: ours for SGLang, else verl's."""
-        replica = RolloutReplicaRegistry.get(name)  # also installs what importing verl's SGLang modules needs
-        if not self._runs_our_servers:
-            return replica
-        from retool_mcore.verl.sglang_server import MeasuredReplica, create_servers
-
-        if self._run.cluster.nodes == 1:
             rollout = self.config.actor_rollout_ref.rollout  # may differ from ours by [verl_overrides]
             gpus = (
                 rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
             )
             create_servers(self._run.serving_gpus() // gpus)
-        return MeasuredReplica
 
     def use_early_router(self) -> None:
         """Replace verl's router by ours, with the same engines. Ray then ends verl's router."""

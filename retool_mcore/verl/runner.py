@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from ray.exceptions import RayError
 from verl.trainer.main_ppo import run_ppo
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.logging_utils import configure_verl_logging
+from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from retool_mcore.config import RlConfig
 from retool_mcore.data.chat import end_of_turn
@@ -24,6 +27,7 @@ from retool_mcore.data.tokenizer import tokenizer_of
 from retool_mcore.errors import RunError
 from retool_mcore.platforms.base import Platform
 from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
+from retool_mcore.platforms.rollout_engines import ENGINES
 from retool_mcore.process import exit_on_sigterm, sighup_blocked
 from retool_mcore.run.environment import write_environment
 from retool_mcore.run.start import begin
@@ -52,12 +56,18 @@ class Driver:
         exit_on_sigterm()  # replaces the handler that Ray installed
         settings = settings_of_run(run_config_of(config))
         begin(settings.run.dir, "driver")
-        MASTER_PORT_PATCH.apply()
-        configure_verl_logging()
-        config.transfer_queue.enable = True
-        OmegaConf.resolve(config)
-        tq.init(config.transfer_queue)
+        name = config.actor_rollout_ref.rollout.name
+        with ThreadPoolExecutor(1) as pool:
+            # Not before Ray has started: verl sets SGLANG_USE_CPU_ENGINE for this import, and Ray's
+            # processes would inherit it.
+            replica = pool.submit(import_replica, name)
+            MASTER_PORT_PATCH.apply()
+            configure_verl_logging()
+            config.transfer_queue.enable = True
+            OmegaConf.resolve(config)
+            tq.init(config.transfer_queue)
         try:
+            register_engine(settings, name, replica.result())
             trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
             trainer.init()
             begin(settings.run.dir, "agent_loops")
@@ -73,6 +83,30 @@ class Driver:
     def remote(self) -> Any:
         """Imitate a Ray actor class; ``run_ppo`` calls ``run.remote(config)`` on the result."""
         return SimpleNamespace(run=SimpleNamespace(remote=lambda config: ray.put(self.run(config))))
+
+
+def import_replica(name: str) -> type:
+    """Import the engine ``name`` and return its replica class: ours for SGLang, else verl's.
+
+    Importing SGLang takes 7 s on a GPU machine, so this runs while the transfer queue starts.
+    """
+    replica = RolloutReplicaRegistry.get(name)  # also installs what importing verl's SGLang modules needs
+    if ENGINES[name].our_server:
+        from retool_mcore.verl.sglang_server import MeasuredReplica
+
+        return MeasuredReplica
+    return replica
+
+
+def register_engine(config: RlConfig, name: str, replica: type) -> None:
+    """Make verl start servers of ``replica``, and record when it starts the engines."""
+
+    @cache  # verl calls it twice in mode "async"
+    def load() -> type:
+        begin(config.run.dir, "engines")
+        return replica
+
+    RolloutReplicaRegistry.register(name, load)
 
 
 def run(config: RlConfig, platform: Platform, resume_from: Path | None, watch: PollUntilError) -> None:

@@ -3,8 +3,8 @@
 On one node, the servers' processes start and import SGLang while the training workers build the
 model (15 s on an H200 node). verl would start them afterwards.
 
-``EngineManager.start_engines`` imports this module after verl has installed the stubs of vLLM that
-its SGLang modules import.
+The driver imports this module through ``runner.import_replica``, where verl first installs stubs of
+vLLM, which its SGLang modules import.
 """
 
 from __future__ import annotations
