@@ -188,8 +188,9 @@ def _turn_alone(
     header = prompt.removesuffix(fmt.opening) if fmt.opening else prompt
     if not text.startswith(header):
         raise DataError(
-            f"message {index} (assistant): the chat template renders the conversation with "
-            f"{text[len(header) - 40 : len(header)]!r} before the turn, but its prompt ends with {header[-40:]!r}"
+            f"message {index} (assistant): in the whole conversation, the chat template renders "
+            f"{text[len(header) - 40 : len(header)]!r} before the turn, but its generation prompt has "
+            f"{header[-40:]!r} there"
         )
     turn = text[len(header) : _end_of_turn(text, len(header), index, fmt)]
     if not fmt.opening:

@@ -87,7 +87,7 @@ WRAPPERS = (
     Wrapper("ours, hermes", tails=(ANSWER_FORMAT,)),
     Wrapper("ours, retool", heads=(RETOOL_INSTRUCTION,)),
     Wrapper(
-        "ReTool-SFT",  # unwrap strips everything up to "*user question:*" with the mark
+        "ReTool-SFT",  # unwrap strips everything up to and including "*user question:*"
         heads=("Answer the following Math Problem and put the answer in the format of \\boxed{answer}",),
         tails=(
             "Remember to place the final answer in the last part using the format: "

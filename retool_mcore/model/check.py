@@ -122,7 +122,10 @@ def _check_length(config: RunConfig, values: dict[str, Any]) -> None:
             f"Write max_position_embeddings = {scaled} and original_max_position_embeddings in a copy "
             "of its config.json."
         )
-    raise ConfigError(f"{config.source}: {beyond}.")
+    settings = "data.max_prompt_tokens or rollout.max_response_tokens"
+    if not isinstance(config, RlConfig):
+        settings = "data.max_length_tokens"
+    raise ConfigError(f"{config.source}: {beyond}. Lower {settings}, or use another model.")
 
 
 def _check_dense(config: RunConfig) -> None:

@@ -84,7 +84,10 @@ def fetch_config(name: str) -> dict[str, Any]:
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
-        raise CheckpointError(f"model.path = {name!r} is a hub name, but huggingface_hub is missing") from error
+        raise CheckpointError(
+            f"model.path = {name!r} is a hub name, but huggingface_hub is not installed. Install it, or set model.path "
+            "to a local folder."
+        ) from error
     try:
         client: Any = huggingface_hub  # its download functions are only partly typed
         if not client.constants.HF_HUB_OFFLINE:

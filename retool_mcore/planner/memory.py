@@ -19,7 +19,10 @@ STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}
 
 @dataclass(frozen=True, kw_only=True)
 class TrainMemory:
-    """Training memory in GiB of the fullest device: first pipeline stage, most micro-batches."""
+    """Training memory in GiB of the fullest device.
+
+    It is in the first pipeline stage, which has the most micro-batches in flight.
+    """
 
     weights: float  # including adapters
     fp8_copies: float  # FP8 copies of the layers' weights, plain and transposed, one byte per value each

@@ -250,7 +250,7 @@ def factors_of(chunks: Iterable[Any]) -> list[MatrixAdapter]:
 
 @contextmanager
 def switched_off(chunks: Iterable[Any]) -> Iterator[None]:
-    """Disable the adapters within this context, so that the model computes its base."""
+    """Disable the adapters within this context: the model computes the base model's outputs."""
     all_adapters = list(_adapters_of(chunks))
     for adapter in all_adapters:
         adapter.on = False

@@ -15,7 +15,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "critic/score/mean": ("reward", "mean reward without the KL penalty; only if algorithm.kl_in is 'reward'"),
         "accuracy": ("share", "right answers, independent of the reward"),
         "reward/*": ("", "mean of each part of the reward; has_answer and check_failed are shares"),
-        "actor/pg_loss": ("advantage", "algorithm.loss, without kl_coef; do not read progress from it"),
+        "actor/pg_loss": ("advantage", "algorithm.loss without the KL term; do not read progress from it"),
         "actor/grad_norm": ("", "before clipping, mean over the step's updates"),
         "actor/lr": ("", "learning rate of the step's last update"),
         "actor/entropy": (
@@ -66,7 +66,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "behavior/code_ratio": ("share", "trajectories that executed a call"),
         "behavior/calls": ("", "executed calls of a trajectory"),
         "behavior/calls/*": ("", "executed calls of a trajectory, for each tool other than the interpreter"),
-        "behavior/tool_faults/*": ("", "errors in the methods of your own tools that did not drop the trajectory"),
+        "behavior/tool_faults/*": ("", "errors in your own tools' methods, except those that dropped the trajectory"),
         "behavior/turns": ("", "turns of a trajectory"),
         "behavior/requests": ("", "engine requests; more than turns after aborts or stops that complete no call"),
         "behavior/model_tokens": ("tokens", "tokens of a response that the model sampled"),
@@ -76,7 +76,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "behavior/limit_fraction": ("share", "calls that were stopped at the time or memory limit"),
         "behavior/correct_code_fraction": (
             "share",
-            "trajectories with a right answer and a last call that ran, of those with a call",
+            "trajectories with a right answer whose last call succeeded, of those with a call",
         ),
         "behavior/first_call_position": ("share", "position of the first call's end in the response"),
         "behavior/self_corrections": ("", "failed calls whose next call has other code and succeeds"),

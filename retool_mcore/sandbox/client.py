@@ -165,7 +165,9 @@ class RemoteSandbox(Sandbox):
         """See ``base.Sandbox.run``."""
         session = request.session
         if session is not None and not self._sessions:
-            raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
+            raise ConfigError(
+                f"session = {session!r}, but this sandbox was opened without sessions. Open it with sessions=N."
+            )
         # json.dumps writes ASCII, so a lone surrogate in the code becomes an escape.
         body = json.dumps(RunCodeRequest.from_request(request).model_dump(mode="json")).encode()
         await self.open()

@@ -57,7 +57,7 @@ def _prepare(platform: Platform) -> list[str]:
         get_platform(WITHOUT_DEVICES).activate()  # so that verl imports; its config classes are the same
     except PlatformError:
         os.environ["VERL_PLATFORM"] = "nvidia"
-    return [f"this machine cannot start it: {refusal}"]
+    return [f"this machine cannot start the run: {refusal}"]
 
 
 def resolve(config: RunConfig, platform: Platform) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -20,8 +20,8 @@ def _load() -> None:
 def assert_loaded() -> None:
     """Raise PlatformError unless verl uses the run's platform.
 
-    Call it after ``Platform.activate()``. If a plugin fails to load, verl only logs it at DEBUG and
-    uses `nvidia`.
+    Call it after ``Platform.activate()``. If a plugin fails to load, verl only logs it at DEBUG. It
+    then rejects an unregistered VERL_PLATFORM, or detects a platform if the variable is not set.
     """
     _load()  # the import of this module may have preceded ``activate``
     from verl.plugin.platform import get_platform as verl_platform
@@ -32,9 +32,15 @@ def assert_loaded() -> None:
     try:
         vendor = verl_platform().vendor_name
     except ValueError as error:  # the name is not registered
-        raise PlatformError(f'verl does not know VERL_PLATFORM = "{expected}": {error}') from error
+        install = get_platform(os.environ[PLATFORM_ENV]).install
+        raise PlatformError(
+            f'verl does not know VERL_PLATFORM = "{expected}": {error} Install the pinned verl: `{install}`.'
+        ) from error
     if vendor != expected:
-        raise PlatformError(f'verl runs on platform "{vendor}", but the run needs "{expected}".')
+        raise PlatformError(
+            f'verl runs on platform "{vendor}", but the run needs "{expected}". '
+            "Call activate() before this process uses verl."
+        )
 
 
 _load()

@@ -71,7 +71,7 @@ class SftEngine:
     def load(self, checkpoint: Path) -> None:
         """Load weights, Adam moments, schedule and random states. Raises CheckpointError.
 
-        Another TP or PP size gets new random states.
+        With another TP or PP size, the random states are new.
         """
         engine = self.worker.engine
         load_checkpoint(engine, str(checkpoint / "actor"), new_seed=new_seed_if_relaid_out(engine, checkpoint))

@@ -42,7 +42,7 @@ class MeasuredServer(SGLangHttpServer):
     """One server of a replica; the server on the replica's first node takes the requests."""
 
     def __init__(self, **arguments: Any) -> None:
-        """Call verl's constructor. Without arguments, wait for ``construct``."""
+        """Call verl's constructor. Without arguments, leave that to ``construct``."""
         self._constructed = asyncio.Event()
         self._error: Exception | None = None
         if arguments:

@@ -144,7 +144,7 @@ class RlRun(EngineManager):
     _uid_count = 0  # number of uids in that step
 
     def _fetch_one_gen_batch(self) -> Any:
-        """Fetch prompts as verl does, with uids from step and position, which resumes repeat."""
+        """Fetch prompts as verl does, with uids from step and position that a resume repeats."""
         batch = super()._fetch_one_gen_batch()
         if self._uid_step != self.global_steps:
             self._uid_step, self._uid_count = self.global_steps, 0

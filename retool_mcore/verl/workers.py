@@ -28,7 +28,10 @@ from retool_mcore.verl.weight_check import SentWeights, Sums
 
 
 class _Saving:
-    """Mixin for one of verl's workers; comes first. Its methods run on every rank of the role."""
+    """Mixin for one of verl's workers; list it before verl's class.
+
+    Its methods run on every rank of the role.
+    """
 
     _pending: PendingSave | None = None
 

@@ -86,7 +86,9 @@ async def open_at(level: Level, **options: Any) -> LocalSandbox:
     try:
         await sandbox.open()
     except SandboxUnavailable as error:
-        if any(reason in str(error) for reason in ("probe inside failed", "before it was confined", "[Errno 13]")):
+        if any(
+            reason in str(error) for reason in ("probe in the sandbox failed", "before it was confined", "[Errno 13]")
+        ):
             raise  # a bug, not a kernel that lacks the level
         pytest.skip(f"no {level} here: {error}")
     return sandbox

@@ -72,7 +72,7 @@ async def start_and_probe(image: WarmImage, level: Level, slot: WorkerSlot) -> N
     await image.start()
     result = await run_once(image, slot, ExecRequest(code=code, memory_limit_mb=256))
     if result.return_code != 0:
-        raise SandboxUnavailable(f"the probe inside failed: {result.stderr.strip() or result.return_code}")
+        raise SandboxUnavailable(f"the probe in the sandbox failed: {result.stderr.strip() or result.return_code}")
 
 
 def warnings(level: Level, python_in_tmp: bool, reachable: str) -> list[str]:
@@ -109,6 +109,6 @@ def refusal(min_level: Level, reasons: dict[Level, str]) -> SandboxUnavailable:
         lines.append(f"  {level}: {reason}")
         lines.append(f"    to allow it: {_HINTS[level]}")
     lines.append(
-        "Or set min_level to a weaker level. The README of the sandbox lists what that level does not protect."
+        "Or set min_level to a weaker level. The README of the sandbox lists the attacks that succeed at that level."
     )
     return SandboxUnavailable("\n".join(lines))

@@ -166,7 +166,9 @@ class LocalSandbox(Sandbox):
         """See ``base.Sandbox.run``."""
         session = request.session
         if session is not None and not self.num_sessions:
-            raise ConfigError(f"session = {session!r}, but this sandbox was opened without sessions (sessions=0).")
+            raise ConfigError(
+                f"session = {session!r}, but this sandbox was opened without sessions. Open it with sessions=N."
+            )
         requested_at = time.monotonic()
         await self.open()
         try:

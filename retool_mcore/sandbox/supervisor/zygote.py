@@ -240,7 +240,7 @@ class Zygote:
         """Kill all children and exit, because the supervisor is gone.
 
         At level namespaces, this process is pid 1, so the kernel kills its namespace when it exits.
-        At the other levels, this process adopts what remains of the trees.
+        At the other levels, it kills its children, and then the orphans that it adopts.
         """
         if self._level != "namespaces":
             guardian.end_strays(())

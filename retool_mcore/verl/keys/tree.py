@@ -122,7 +122,9 @@ def check_ppo_tree(tree: DictConfig) -> None:
             omega_conf_to_dataclass(resolved.actor_rollout_ref[part])
         validate_config(resolved, need_reference_policy(resolved), need_critic(resolved))
     except (InstantiationException, ValueError, AssertionError, TypeError) as error:
-        raise ConfigError(f"verl refuses the resolved settings: {error}") from error
+        raise ConfigError(
+            f"verl refuses the resolved settings: {error}. Correct the setting or the key of [verl_overrides]."
+        ) from error
 
 
 def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -> DictConfig:
@@ -143,7 +145,8 @@ def ppo_tree(config: RlConfig, platform: Platform, resume: Path | None = None) -
     for key, value in config.verl_overrides.items():
         if OmegaConf.select(tree, key, default=tree) is tree and not _is_megatron_option(key, platform):
             raise ConfigError(
-                f"{config.source}: [verl_overrides] {key} is not a key of verl {verl.__version__}'s tree."
+                f"{config.source}: [verl_overrides] {key} is not a key of verl {verl.__version__}. "
+                "Correct or remove it."
             )
         OmegaConf.update(tree, key, value, merge=False, force_add=True)
     return tree
@@ -211,7 +214,9 @@ def sft_worker_config(config: SftConfig, platform: Platform) -> TrainingWorkerCo
     try:
         model = HFModelConfig(**sections["model"])
     except TypeError as error:
-        raise ConfigError(f"{config.source}: [verl_overrides] of SFT: {error}.") from error
+        raise ConfigError(
+            f"{config.source}: verl does not accept a key of [verl_overrides]: {error}. Correct or remove it."
+        ) from error
     return TrainingWorkerConfig(
         model_type="language_model",
         model_config=model,
@@ -255,7 +260,9 @@ def sft_parts(config: SftConfig, platform: Platform, sections: dict[str, dict[st
             "checkpoint": McoreCheckpointConfig(async_save=config.checkpoint.asynchronous),
         }
     except TypeError as error:  # a dataclass raises it for an unknown field
-        raise ConfigError(f"{config.source}: [verl_overrides] of SFT: {error}.") from error
+        raise ConfigError(
+            f"{config.source}: verl does not accept a key of [verl_overrides]: {error}. Correct or remove it."
+        ) from error
 
 
 def _override(sections: dict[str, Any], key: str, value: Any, source: str) -> None:

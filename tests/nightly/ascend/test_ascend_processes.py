@@ -75,7 +75,7 @@ def test_verls_engine_hands_our_settings_to_mindspeed():
 @no_npu
 def test_the_dry_run_on_a_device_reports_no_missing_device():
     found = scenario("dry_run")
-    assert "cannot start it" not in found["report"]
+    assert "cannot start the run" not in found["report"]
     assert "trainer.device: cuda -> npu" in found["report"]
     assert "actor_rollout_ref.rollout.name: ??? -> vllm" in found["report"]
     assert found["device"] == "npu"

@@ -1,8 +1,9 @@
-"""Import stub: SGLang imports torchvision when it starts. transformers does too, if it exists.
+"""Import stub: SGLang imports torchvision when it starts. transformers imports it if it is found.
 
 The package index has only builds linked against CUDA. Text models do not call torchvision. Here
-every submodule imports, every attribute exists, and calling one raises NotImplementedError. Only a
-run's processes find this folder (PYTHONPATH); elsewhere the environment has no torchvision.
+every submodule can be imported, every attribute exists, and calling one raises
+NotImplementedError. Only a run's processes find this folder (PYTHONPATH); elsewhere the
+environment has no torchvision.
 """
 
 import sys
