@@ -44,9 +44,9 @@ class RlData(Prompts):
     curriculum: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Below 1: sample always-solved and never-solved prompts less often. 1: sample all equally.
 
-    Each group in a row that is all right, or all wrong, halves the share of epochs that sample its
-    prompt. A switch between the two resets the share to one half, and a mixed group to 1. This
-    setting is the lowest share: 0.125 samples the prompt at least every eighth epoch.
+    Each consecutive group whose answers are all right, or all wrong, halves the share of epochs
+    that sample the prompt. A switch between the two resets the share to one half, and a mixed group
+    to 1. This setting is the lowest share: 0.125 samples the prompt at least every eighth epoch.
     See docs/scheduling.md, "Curriculum".
     """
 
@@ -333,8 +333,8 @@ class RlConfig(RunConfig):
             raise ValueError(
                 f"sandbox.sessions = {self.sandbox.sessions} per node is too few. Set at least {needed}: up to "
                 f"{in_flight} trajectories are in flight, each keeps its interpreter to its end, and "
-                f"rollout.agent_workers = {r.agent_workers} spreads them over {nodes} nodes. Their number is "
-                f"train.prompts_per_step * rollout.group_size = {t.prompts_per_step} * {r.group_size}"
+                f"rollout.agent_workers = {r.agent_workers} spreads them over {nodes} nodes. The number in "
+                f"flight is train.prompts_per_step * rollout.group_size = {t.prompts_per_step} * {r.group_size}"
                 f"{'' if t.mode == 'sync' else ', times 1 + train.prefetch_batches'}"
             )
         return self

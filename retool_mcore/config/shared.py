@@ -132,8 +132,8 @@ class Memory(Section):
 
     "selective": norms, and other activations that Megatron considers cheap. "full": whole layers. A
     number: that many layers of each pipeline stage. "auto": whole layers, but only in micro-batches
-    that exceed train.micro_batch_tokens because of one long sequence, and only as many layers as
-    needed to use no more memory than a micro-batch of train.micro_batch_tokens.
+    that exceed train.micro_batch_tokens because of one long sequence. As many layers are recomputed
+    as keep the memory within that of a micro-batch of train.micro_batch_tokens.
     """
 
     fused_cross_entropy: bool = False

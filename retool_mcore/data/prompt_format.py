@@ -176,7 +176,7 @@ def problem_of(content: str) -> str:
     return unwrap(content)[0]
 
 
-ROWS_READ = 8  # prompts to compare; the lines at the end of all of them are the instruction
+ROWS_READ = 8  # prompts to compare; the last lines that all of them share are the instruction
 PROMPT_CHARS = 3000  # longest prompt to display; longer ones lose their middle
 
 

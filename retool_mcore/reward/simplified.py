@@ -20,10 +20,10 @@ def simplified(answer: str, truth: str) -> bool:
     """Whether a right answer is about as simple as its truth.
 
     If the truth is a rational number and not in degrees, the answer must be written as one: digits,
-    a decimal, scientific notation, a mixed number, or a fraction whose value is not an integer. For
-    a truth with a decimal point, this holds only if the answer is a number. Otherwise, if the truth
-    has n numbers, letters and functions, the answer may have at most ``MAX_RATIO`` n +
-    ``MAX_EXTRA``.
+    a decimal, scientific notation, a mixed number, or a fraction whose value is not an integer. A
+    truth with a decimal point also allows an answer that is not a number. Such an answer, and one
+    to any other truth, has a limit: if the truth has n numbers, letters and functions, the answer
+    may have at most ``MAX_RATIO`` n + ``MAX_EXTRA``.
     """
     mine, theirs = statement_of(answer).text, statement_of(truth).text
     if words(mine) is not None:

@@ -24,7 +24,8 @@ GUARD_DIGITS = 20  # of these, allowed to differ by rounding
 MAX_DIGITS = 12000  # for sums of huge and small terms; values that need more are unequal
 PRIMES = (2**61 - 1, 2**89 - 1, 2**107 - 1)
 POINTS = tuple(map(Rational, ("7/5", "13/11", "29/8", "157/9")))  # values of the letters
-MAX_POINT = 10**9  # cap of the point above all numbers of both sides: up to 5, |x - 5| equals 5 - x
+# One point lies above all numbers of both sides: |x - 5| and 5 - x differ only above 5.
+MAX_POINT = 10**9  # upper limit of that point
 
 
 def same(a: Any, b: Any, text: str = "", other: str = "") -> bool:

@@ -27,8 +27,8 @@ A run touches only folders named ``global_step_N``, and only CONTENTS inside the
 does not touch a user's copy such as ``global_step_8_keep``.
 
 A file's checksum is the CRC-32 of the CRC-32s of its 64 MiB pieces, so that threads can share a
-large file. It detects corruption by disks and copies, even of four bytes, but does not stop an
-attacker. zlib processes 1.7 GB/s per core.
+large file. It detects corruption by disks and copies, even if only four bytes differ, but does not
+stop an attacker. zlib processes 1.7 GB/s per core.
 
 verl, torch and Megatron unpickle parts of a checkpoint, so loading one can execute code. A run
 therefore resumes only from files that belong to its user or root and are not world-writable.

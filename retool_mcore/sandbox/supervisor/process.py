@@ -315,7 +315,7 @@ class ChildProcess:
                 self._frames.files.setdefault(index, payload[4:])
         elif kind == runner.DONE and self._session and not self._cell_end.done():
             return_code, cell = runner.CELL_END.unpack(payload) if len(payload) == runner.CELL_END.size else (0, 0)
-            if cell == self._cell:  # else the real end of an earlier cell, after a forged one
+            if cell == self._cell:  # else: an earlier cell forged its end, and this is its real one
                 self._cell_end.set_result(return_code)
 
     def _stop_reading(self, fd: int) -> None:

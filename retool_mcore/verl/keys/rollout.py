@@ -144,9 +144,9 @@ def check_engine_args(config: RlConfig | EvaluationConfig, platform: Platform) -
 def _age_limit(train: RlTrain) -> int:
     """verl's limit on a group's age in steps; the age is 1 in the step that submits its prompt.
 
-    With "wait", a group at the limit may still queue behind earlier prompts: up to
-    train.prefetch_batches batches, one step each. The last of these steps trains the group, so the
-    limit is lower than that of "drop" by ceil(prefetch_batches) - 1.
+    With "wait", a group that reaches the limit may still be in the last of train.prefetch_batches
+    queued batches. Each step trains one of them, so the group becomes older by up to
+    ceil(prefetch_batches) - 1 steps. The limit is lower than that of "drop" by this number.
     """
     if train.mode != "sync" and train.when_stale == "wait":
         return train.staleness_limit + 2 - math.ceil(train.prefetch_batches)
