@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayError
@@ -56,6 +57,7 @@ class Driver:
         exit_on_sigterm()  # replaces the handler that Ray installed
         settings = settings_of_run(run_config_of(config))
         begin(settings.run.dir, "driver")
+        use_few_threads()
         name = config.actor_rollout_ref.rollout.name
         with ThreadPoolExecutor(1) as pool:
             # Not before Ray has started: verl sets SGLANG_USE_CPU_ENGINE for this import, and Ray's
@@ -83,6 +85,15 @@ class Driver:
     def remote(self) -> Any:
         """Imitate a Ray actor class; ``run_ppo`` calls ``run.remote(config)`` on the result."""
         return SimpleNamespace(run=SimpleNamespace(remote=lambda config: ray.put(self.run(config))))
+
+
+def use_few_threads() -> None:
+    """Let torch use at most half of the cores in this process, and at most 8.
+
+    The engines and workers are busy on the others, and a thread per core would wait for them: the
+    mismatch metrics of a step of 0.5B took 1.4 s with 16 threads on 16 cores, and 0.1 s with 8.
+    """
+    torch.set_num_threads(max(1, min(torch.get_num_threads() // 2, 8)))
 
 
 def import_replica(name: str) -> type:

@@ -347,3 +347,16 @@ def test_a_workers_own_error_is_unwrapped_and_a_bug_keeps_its_traceback(cause: E
         raise RayTaskError("save", "the worker's traceback", cause).as_instanceof_cause()
     assert type(caught.value).__name__ == name
     assert ("the worker's traceback" in str(caught.value)) == (name != "CheckpointError")
+
+
+@pytest.mark.parametrize(("before", "after"), [(40, 8), (12, 6), (2, 1), (1, 1)])
+def test_the_driver_leaves_half_of_the_cores_to_engines_and_workers(before, after):
+    from retool_mcore.verl.runner import use_few_threads
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(before)
+    try:
+        use_few_threads()
+        assert torch.get_num_threads() == after
+    finally:
+        torch.set_num_threads(threads)
