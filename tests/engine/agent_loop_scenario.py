@@ -23,6 +23,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.config.shared import FORMAT_FILE
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.verl.agent_loop import LoopWorker
 from retool_mcore.verl.reward import compute_score
 from tests.unit.rollout.scripted_engine import ABORT, ScriptedEngine, call
 
@@ -133,6 +134,8 @@ async def main(folder: Path) -> None:
     turns = ["I add.\n" + call("print(412 + 967)"), ANSWER]
     out: dict[str, Any] = {"tool": await run(Client(tokenizer, turns), tokenizer, tool)}
     out["dropped"] = await run(Client(tokenizer, turns, dies=True), tokenizer, tool)
+    pop: Any = LoopWorker.pop_drop_causes
+    out["causes"] = [list(await pop(None)) for _ in range(2)]
     try:
         await run(Client(tokenizer, turns), tokenizer, tool, content="9" * 500)
     except ValueError as error:

@@ -57,6 +57,8 @@ def test_every_turn_of_a_trajectory_has_its_seed(outputs: dict[str, Any]):
 
 def test_an_outage_stores_nothing_and_a_prompt_over_the_budget_is_an_error(outputs: dict[str, Any]):
     assert outputs["dropped"] == []
+    [cause], later = outputs["causes"]
+    assert "ActorDiedError" in cause and later == [], "each cause is reported once"
     assert outputs["long"].startswith("DataError: ")
     assert "more than data.max_prompt_tokens = 160" in outputs["long"]
 

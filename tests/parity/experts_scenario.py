@@ -89,7 +89,8 @@ def updates_of_rl(folder: Path) -> dict[str, Any]:
     tu.assign_non_tensor(data, mini_batch_size=8, global_batch_size=8, epochs=1, seed=0, dataloader_kwargs={})
     metrics = tu.get(engine.worker.train_mini_batch(data), "metrics")
     reported = {name: value for name, value in metrics.items() if name.startswith("experts/")}
-    return {"counted_without_update": counted, "updates": taken, "reported": reported}
+    left = int(load._counts_LE.sum())
+    return {"counted_without_update": counted, "updates": taken, "reported": reported, "left": left}
 
 
 def found(folder: Path) -> dict[str, Any]:

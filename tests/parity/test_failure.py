@@ -2,10 +2,12 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
+from retool_mcore.verl import failure
 from retool_mcore.verl.failure import LAST_LINES, last_lines
 from tests.scenario import run_scenario
 
@@ -18,6 +20,13 @@ def test_the_last_lines_are_those_of_the_process_alone(tmp_path: Path):
     assert last_lines(log, 42) == [f"line {number}" for number in range(20 - LAST_LINES, 20)]
     assert last_lines(log, 421)[-1] == "other 19"
     assert last_lines(log, 4) == []
+
+
+def test_a_run_resumes_from_its_newest_checkpoint(monkeypatch: pytest.MonkeyPatch):
+    saved = [SimpleNamespace(step=step, path=f"global_step_{step}") for step in (4, 8)]
+    monkeypatch.setattr(failure.checkpoint, "complete_checkpoints", lambda folder: saved)
+    config = SimpleNamespace(run=SimpleNamespace(dir=Path("run")), checkpoint=SimpleNamespace(resume="auto"))
+    assert failure._how_to_resume(config).endswith("resumes after step 8, from global_step_8.")
 
 
 @pytest.fixture(scope="module")

@@ -366,6 +366,14 @@ async def test_health_fails_after_three_failures_and_recovers(monkeypatch: pytes
             async def refuse(*_: object, **__: object) -> object:
                 raise SandboxUnavailable("no free process")
 
+            for _ in range(2):  # two failures, a result, two failures: never three in a row
+                with monkeypatch.context() as broken:
+                    broken.setattr(sandbox._light[0], "spawn", refuse)  # pyright: ignore[reportPrivateUsage]
+                    for _ in range(2):
+                        await http.post("/run_code", json={"code": "1", "language": "python"})
+                    assert (await http.get("/health")).status_code == 200
+                answer = await http.post("/run_code", json={"code": "1", "language": "python"})
+                assert answer.json()["status"] == "Success"
             with monkeypatch.context() as broken:
                 broken.setattr(sandbox._light[0], "spawn", refuse)  # pyright: ignore[reportPrivateUsage]
                 for _ in range(3):

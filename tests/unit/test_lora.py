@@ -1,6 +1,7 @@
 """Adapters belong to their run and base; an export has them in the base's weights."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,10 @@ def test_an_adapter_is_exported_alone_when_it_is_asked_for(tmp_path: Path, base:
         "adapter_model.safetensors", "adapter_config.json", "adapter_base.json", "tokenizer.json",
     }  # fmt: skip
     assert read_adapter(to)[1]["base_model_name_or_path"] == str(base)
+    other = shutil.copytree(base, tmp_path / "other")
+    save_file({f"{Q}.weight": torch.zeros(6, 4)}, other / "one.safetensors")
+    with pytest.raises(CheckpointError, match=r"other is a different or incomplete model: one\.safetensors"):
+        read_adapter(to, str(other))
     export(tmp_path / "sft_tiny_cpu", tmp_path / "out", adapter=True)  # over its own
 
 

@@ -125,6 +125,8 @@ def test_yarn_reaches_beyond_max_position_embeddings(tmp_path: Path):
         check(tmp_path, RlConfig, *response)
     write(tmp_path, values_of("qwen2", rope_scaling=YARN) | {"max_position_embeddings": 131072})
     check(tmp_path, RlConfig, *response)
+    with pytest.raises(ConfigError, match="131072"):  # four times the original length, and not of the whole one
+        check(tmp_path, SftConfig, "data.max_length_tokens=140000", "train.micro_batch_tokens=140000")
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.self_attn.o_proj.bias", "model.mtp.0.norm.weight"])

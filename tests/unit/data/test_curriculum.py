@@ -42,10 +42,10 @@ def test_unseen_and_mixed_prompts_are_in_every_epoch_once_each_in_another_order(
 def test_each_uniform_group_halves_a_prompts_share_down_to_the_floor_and_a_mixed_one_restores_it():
     sampler = order(floor=0.1)
     shares = []
-    for group in (RIGHT, RIGHT, RIGHT, RIGHT, WRONG, WRONG, MIXED, WRONG):
+    for group in (RIGHT, RIGHT, RIGHT, RIGHT, WRONG, WRONG, MIXED, WRONG, RIGHT):
         sampler.observe([(3, group)])
         shares.append(sampler.share(3))
-    assert shares == [0.5, 0.25, 0.125, 0.1, 0.5, 0.25, 1.0, 0.5]
+    assert shares == [0.5, 0.25, 0.125, 0.1, 0.5, 0.25, 1.0, 0.5, 0.5]
     assert sampler.share(4) == 1.0
 
 

@@ -283,6 +283,7 @@ def test_the_split_comes_from_the_row_or_the_file_and_several_need_a_choice(tmp_
         assert invoke(tmp_path, ROWS[0], name=name).exit_code == 0
         assert written(tmp_path, "extra_info")[0]["extra_info"]["split"] == split
     rows = [("here", rl_row("P?", "1", "x", "test", 0)), ("here", rl_row("Q?", "1", "x", "train", 0))]
+    assert convert_rl(rows[:1], "x", "train").rows[0]["extra_info"]["split"] == "test"
     with pytest.raises(DataError, match=r"a row of split 'train' after rows of 'test'. Choose one with --split"):
         convert_rl(rows, "x")
     (kept,) = convert_rl(rows, "x", "train", wanted="train").rows

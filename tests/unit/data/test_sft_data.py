@@ -92,6 +92,7 @@ def test_the_order_of_rows_depends_on_the_seed_and_the_step_only():
     steps = [batches.rows(step) for step in range(1, 6)]
     stream = [row for rows in steps for row in rows]
     assert [sorted(stream[start : start + 5]) for start in range(0, 20, 5)] == [[0, 1, 2, 3, 4]] * 4, "epochs"
+    assert len({tuple(stream[start : start + 5]) for start in range(0, 20, 5)}) > 1, "each in its own order"
     assert BatchesOfRank(examples(1, 2, 3, 4, 5), global_batch=4, seed=0).rows(5) == steps[4]
     assert BatchesOfRank(examples(1, 2, 3, 4, 5), global_batch=4, seed=1).rows(5) != steps[4]
     assert sorted(BatchesOfRank(examples(1, 2), global_batch=5, seed=0).rows(1)) in ([0, 0, 0, 1, 1], [0, 0, 1, 1, 1])

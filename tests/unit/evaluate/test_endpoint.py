@@ -159,6 +159,7 @@ def test_its_samples_open_in_the_viewer_without_tokens(server: ScriptedApi, tmp_
     server.script = [chat(None, "print(123 + 456)"), chat("It is \\boxed{579}.")]
     code, output, report = evaluate(server, tmp_path)
     assert (code, report["accuracy"]) == (0, 1.0), output
+    assert [body["max_tokens"] for _, body, _ in server.requests] == [16384, 16374], "one budget for all turns"
     assert not [name for name in report["behavior"] if "token" in name or "position" in name]
     assert "response_ids" not in row(tmp_path)
     page = tmp_path / "view.html"

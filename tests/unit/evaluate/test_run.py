@@ -181,6 +181,7 @@ def test_a_template_gets_the_date_of_the_models_run_or_of_the_evaluation(
         ("validation.top_p=0.6", "with sampling.top_p = 1.0, but this one has 0.6"),
         ("run.seed=1", "with seed = 0, but this one has 1"),
         ("rollout.max_response_tokens=99", "with limits.max_response_tokens = "),
+        ("rollout.calls_per_turn=all", "with calls_per_turn = 'first', but this one has 'all'"),
         ("reward.function=x:y", "with reward.function = None, but this one has 'x:y'"),
     ],
 )
@@ -188,6 +189,11 @@ def test_samples_of_other_settings_are_not_mixed(tmp_path: Path, setting: str, m
     samples_in(tmp_path)
     with pytest.raises(ConfigError, match=message):
         samples_in(tmp_path, PROBLEMS, setting)
+
+
+def test_a_model_without_tools_gets_none_of_an_mcp_server():
+    rollout = config_of('rollout.mcp={s={url="http://127.0.0.1:9/mcp"}}').rollout
+    assert rollout.tool and not rollout.with_tools(False).tool
 
 
 async def test_an_outage_is_retried_and_a_lasting_one_keeps_finished_samples(tokenizer, tmp_path: Path):

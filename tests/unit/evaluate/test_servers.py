@@ -17,6 +17,7 @@ from retool_mcore.data.task_model import write_model
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate import servers
 from retool_mcore.evaluate.servers import Servers, SpreadEngine
+from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.base import PREFILLS_ENV
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
@@ -120,6 +121,9 @@ def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
         ([0, 1], 2, "server_0.log"),
         ([2, 3], 2, "server_1.log"),
     ]
+    options = {"dtype": "float32", "max_running_requests": 1, "engine_args": {"sampling_backend": "own"}}
+    command = get_platform("cpu").sglang_command("model", 1, **options)
+    assert command[command.index("--sampling-backend") + 1] == "own", "and not the platform's"
     shared = {"attention_backend": "triton", "enable_metrics": True, "cuda_graph_backend_prefill": "disabled"}
     assert [each["engine_args"] for each in fake.made] == [shared | {"random_seed": 7}, shared | {"random_seed": 8}]
 

@@ -13,7 +13,7 @@ from retool_mcore.platforms.cuda import patches, platform
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.patches_sglang import HOST_COPY_PATCH
-from retool_mcore.platforms.patches_verl import FLAT_BUCKET_PATCH, LOG_PROB_PATCH
+from retool_mcore.platforms.patches_verl import CHUNK_PATCH, FLAT_BUCKET_PATCH, LOG_PROB_PATCH
 from retool_mcore.preflight import machine
 
 
@@ -112,8 +112,20 @@ def test_only_visible_gpus_must_be_free(visible: str, busy: str, monkeypatch: py
     monkeypatch.setattr(platform.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(platform.subprocess, "run", lambda *_, **__: listed)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert get_platform("cuda").only_devices([0]) == {"CUDA_VISIBLE_DEVICES": visible or "0"}, "one of ours"
     if busy:
         with pytest.raises(PlatformError, match=rf"another process uses memory of GPU {busy} \(94606 of 143771 MiB\)"):
             platform._driver()
     else:
         assert platform._driver() == "580.159.04, 1 x NVIDIA H200"
+
+
+def test_interleaved_chunks_begin_their_gradients_reduction_each():
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    config = SimpleNamespace(no_sync_func="of the first", grad_sync_func="of the first")
+    methods = ("no_sync", "start_grad_sync", "finish_grad_sync")
+    chunks = [SimpleNamespace(config=config, **{name: f"{name} {number}" for name in methods}) for number in (0, 1)]
+    (change,) = CHUNK_PATCH.changes
+    change.replace(lambda model, optimizer: None)(chunks, None)
+    assert config.no_sync_func == ["no_sync 0", "no_sync 1"]
+    assert config.grad_sync_func == ["start_grad_sync 0", "start_grad_sync 1"]

@@ -8,8 +8,9 @@ import pytest
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms import get_platform
-from retool_mcore.platforms.base import engine_environment
+from retool_mcore.platforms.base import PREFILLS_ENV, engine_environment
 from retool_mcore.platforms.patches_sglang import MAX_DELAYED_STEPS, PREFILL_PATCH, prefill_together
+from retool_mcore.verl.keys.tree import ppo_keys
 
 
 class Scheduling:
@@ -94,7 +95,10 @@ def test_a_prefill_is_not_delayed(scheduler: Scheduling):
 def test_the_setting_leaves_prefills_to_sglang(platform: str, monkeypatch: pytest.MonkeyPatch):
     """In the environment that an engine's processes inherit."""
     for on in (True, False):
-        config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"rollout.batch_prefills={str(on).lower()}"])
+        words = [f"rollout.batch_prefills={str(on).lower()}", "cluster.nodes=2", "cluster.gpus_per_node=1"]
+        config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", words)
+        of_nodes = ppo_keys(config, get_platform("cpu"))["ray_kwargs.ray_init.runtime_env.env_vars"]
+        assert (of_nodes.get(PREFILLS_ENV) == "0") != on, "and those of other nodes get it through Ray"
         for name, value in engine_environment(config.rollout).items():
             monkeypatch.setenv(name, value)
         assert (PREFILL_PATCH in get_platform(platform).sglang_patches()) == on

@@ -65,3 +65,13 @@ def test_what_stays_wrong_is_told(ray_sees: Any):
     assert "error: optim.lr is 0.1 on a and 0.2 on b. Make them the same on every node." in ray_sees(
         both, looks=[other]
     )
+    more = {**node("b"), "Resources": {"GPU": 2.0}}
+    assert ray_sees([node("a"), more], looks=[SAME])[0].startswith("error: b has 2 GPU in Ray")
+
+
+def test_a_clock_is_wrong_if_it_is_outside_of_the_time_of_the_question():
+    def wrong(clock_s: float) -> list[str]:
+        found = cluster._compare([({"host": "a"}, clock_s)], 100.0, 110.0)
+        return [each.text for each in found if each.severity == "warning"]
+
+    assert wrong(109.0) == wrong(101.0) == [] and "differs by 10.0 s" in wrong(120.0)[0] and wrong(98.0)

@@ -4,6 +4,7 @@ import pytest
 
 from retool_mcore.config.rl import Reward
 from retool_mcore.errors import RewardError
+from retool_mcore.reward.answer import Verdict
 from retool_mcore.reward.score import compute_score
 from retool_mcore.reward.statement import vote
 from tests.unit.reward.slow import SLOW
@@ -31,9 +32,14 @@ def test_answers_that_are_written_differently_only_are_one_vote():
     assert compute_score("math", r"\boxed{x+1}", "7", None)["pred"] == "x+1"
 
 
-def test_the_values_come_from_the_configuration():
+def test_the_values_come_from_the_configuration(monkeypatch: pytest.MonkeyPatch):
     assert compute_score("math", r"\boxed{1}", "1", None, reward=Reward(answer=[2.0, 0.5]))["score"] == 2.0
     assert compute_score("math", r"\boxed{2}", "1", None, reward=Reward(answer=[2.0, 0.5]))["score"] == 0.5
+    limits: list[float] = []
+    verdict = Verdict(False, "timeout")
+    monkeypatch.setattr("retool_mcore.reward.response.judge", lambda *_, timeout_s: limits.append(timeout_s) or verdict)
+    compute_score("math", r"\boxed{2}", "1", None, reward=Reward(timeout_s=0.5))
+    assert {*limits} == {0.5}
 
 
 def test_the_agent_loops_answer_counts_and_a_data_column_of_that_name_does_not():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from retool_mcore.run import start
 from retool_mcore.run.metric_table import METRICS, is_written
 from retool_mcore.run.metrics import (
     MetricWriter,
@@ -54,6 +55,8 @@ def test_a_resumed_run_rewrites_the_steps_after_its_checkpoint(tmp_path: Path):
 
 
 def test_a_validation_has_its_own_row_and_a_reader_joins_it_with_its_steps(tmp_path: Path):
+    for stage in ("checks", "steps"):
+        start.begin(tmp_path, stage)
     writer = MetricWriter(run_in(tmp_path), resumed_step=0)
     writer.write(0, {"val/accuracy": 0.25})
     writer.write(1, {"accuracy": 0.5, "val/accuracy": 0.75, "val-core/math/acc/mean@2": 0.75, "best/step": 1.0})
@@ -62,7 +65,8 @@ def test_a_validation_has_its_own_row_and_a_reader_joins_it_with_its_steps(tmp_p
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     names = [set(row) - {"step", "unix_s"} for row in rows]
     validation = {"val/accuracy", "val-core/math/acc/mean@2", "best/step"}
-    assert names == [{"val/accuracy"}, {"accuracy"}, validation, {"accuracy"}]
+    first = {"accuracy", "timing_s/start", "timing_s/start/checks"}  # the first step has the times of the start
+    assert names == [{"val/accuracy"}, first, validation, {"accuracy"}]
     joined = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in joined] == [0, 1, 2]
     assert (joined[1]["accuracy"], joined[1]["val/accuracy"], "val/accuracy" in joined[2]) == (0.5, 0.75, False)

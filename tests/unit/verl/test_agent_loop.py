@@ -63,14 +63,14 @@ def test_a_nodes_processes_share_its_interpreters_and_its_sessions(
     from retool_mcore.verl import agent_loop
 
     settings = load_config(RlConfig, RL, []).sandbox
-    sandbox = settings.model_copy(update={"workers": of_node[0], "sessions": of_node[1]})
+    sandbox = settings.model_copy(update={"workers": of_node[0], "sessions": of_node[1], "min_level": "none"})
     rollout = SimpleNamespace(tool=True, agent_workers=processes)
     config = SimpleNamespace(cluster=SimpleNamespace(nodes=nodes), rollout=rollout, sandbox=sandbox)
     opened: list[dict[str, Any]] = []
     monkeypatch.setattr(agent_loop, "settings_of_run", lambda path: config)
     monkeypatch.setattr(agent_loop, "open_sandbox", lambda where, **how: opened.append(how))
     agent_loop.sandbox_of.__wrapped__("config.toml")
-    assert (opened[0]["workers"], opened[0]["sessions"]) == of_process
+    assert (opened[0]["workers"], opened[0]["sessions"], opened[0]["min_level"]) == (*of_process, "none")
 
 
 STOP = 7

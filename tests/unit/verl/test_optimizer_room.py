@@ -38,8 +38,27 @@ def test_as_many_bytes_as_the_first_update_makes_and_none_after_it():
     assert reserve_adam_memory(both) is None
 
 
-def test_states_on_the_host_take_no_room_on_the_device():
+def test_states_on_the_host_take_no_room_on_the_device(monkeypatch: pytest.MonkeyPatch):
+    """Nor do states that verl offloads, or those that a checkpoint brings."""
+    from verl.workers.engine_workers import TrainingWorker
+
+    from retool_mcore.verl import workers
+
     assert reserve_adam_memory(part(7, SimpleNamespace(optimizer_cpu_offload=True))) is None
+    loaded: list[Any] = []
+    monkeypatch.setattr(TrainingWorker, "reset", lambda self: None)
+    monkeypatch.setattr(workers, "new_seed_if_relaid_out", lambda *_: None)
+    monkeypatch.setattr(workers, "load_checkpoint", lambda *_, **__: loaded.append(worker._reserved))
+    for offloaded in (True, False):
+        worker: Any = object.__new__(workers.SavingCriticWorker)
+        nothing = dict.fromkeys(("train_batch", "lr_scheduler"))
+        model, tf_config = SimpleNamespace(lora_rank=0), SimpleNamespace(num_moe_experts=None)
+        worker.engine = SimpleNamespace(model_config=model, tf_config=tf_config, optimizer=part(7), **nothing)
+        worker.engine_config = SimpleNamespace(forward_only=False, optimizer_offload=offloaded)
+        worker.reset()
+        assert (worker._reserved is None) == offloaded
+    worker.load_checkpoint("checkpoint/actor")
+    assert loaded == [None]
 
 
 @pytest.mark.parametrize(("states", "moments"), [("compact", torch.float32), ("bfloat16", torch.bfloat16)])

@@ -149,3 +149,6 @@ def test_the_actors_warm_up_begins_after_the_critics_own_steps():
     )
     assert relative_rates(configs["actor"], 4) == pytest.approx([1 / 2, 1, 1, 1])
     assert relative_rates(configs["critic"], 6) == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1])
+    slow = ("algorithm.name=ppo", "optim.lr=1e-5", "optim.min_lr=1e-6", "optim.schedule=cosine", "critic.lr=1e-7")
+    critic = optimizer_configs(*slow)["critic"]
+    assert (critic.lr, critic.min_lr) == (1e-7, 1e-7), "its rate does not rise to the actor's last one"

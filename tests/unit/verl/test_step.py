@@ -199,6 +199,11 @@ def test_a_synchronous_step_sleeps_the_engines_while_it_learns(tmp_path: Path, m
     run = Run(tmp_path, monkeypatch)
     assert run.steps(2) == ["submit 1", *step, "submit 2", *step, "submit 3"]
     assert run.trainer.engine_version == 2, "a restarted engine gets the weights under this version"
+    for name in (restart := ("restart_lost_engines", "sleep_engines", "admit_engines")):
+        setattr(run.trainer, name, run._engines(name))
+    run.calls.clear()
+    run.trainer.on_step_end()
+    assert run.calls[:4] == [*restart[:2], "update_weights", restart[2]], "the sync expects sleeping engines"
 
 
 def test_a_validation_has_the_engines_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -259,6 +264,12 @@ def test_rows_are_learned_from_in_an_order_that_does_not_hang_on_who_finished_fi
     run.steps(1)
     assert run.keys == first and sorted(first) == ["a_0_0", "b_10_0", "b_2_0"]
     assert first.index("b_2_0") < first.index("b_10_0"), "sessions are numbers"
+    orders: set[str] = set()
+    for run.trainer.global_steps in range(1, 9):
+        rows = batch()
+        rows.tags = [{"seq_len": 5} for _ in rows.keys]
+        orders.add(str(run.trainer.assign(rows, {}).keys))
+    assert len(orders) > 1, "each step draws its own order"
 
 
 # ---------------------------------------------------------------- ending on request
@@ -423,6 +434,9 @@ def test_a_mean_over_responses_divides_by_trajectories_and_not_by_padding(
 ):
     """Two updates of four rows on two ranks; the second update lacks one trajectory of a group."""
     from transfer_queue import KVBatchMeta
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl.update_worker import REAL_ROWS
 
     run = Run(tmp_path, monkeypatch, "cluster.gpus_per_node=2")
     run.trainer.updates_per_batch = 2
@@ -431,6 +445,9 @@ def test_a_mean_over_responses_divides_by_trajectories_and_not_by_padding(
     tags = [{"is_padding": key in pads} for key in keys]
     rows = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
     assert run.trainer.real_rows_of_updates(rows) == (4, 3)
+    for role in ("critic", "actor"):
+        monkeypatch.setattr(PPOTrainer, f"_update_{role}", lambda trainer, rows, metrics: rows)
+        assert getattr(run.trainer, f"update_{role}")(rows, {}).extra_info[REAL_ROWS] == (4, 3)
 
 
 def test_a_worker_divides_each_update_by_its_own_trajectories(monkeypatch: pytest.MonkeyPatch):
@@ -514,7 +531,8 @@ def test_a_reward_outside_of_the_loss_moves_to_the_last_token_in_the_loss(monkey
         "old_log_probs": OLD_BT,
         "rollout_log_probs": ENGINE_BT,
     }
-    for name, learns in (("reinforce_plus_plus", True), ("grpo", False)):
+    columns["values"] = torch.zeros(4, 6)  # of PPO's critic
+    for name, learns in (("ppo", True), ("reinforce_plus_plus", True), ("grpo", False)):
         queue = Queue(monkeypatch, **columns)
         learning_trainer(f"algorithm.name={name}").compute_advantages(batch(), {})
         assert (float(queue.rows["a_0_0"]["rm_scores"][0]) == 1.0) is learns

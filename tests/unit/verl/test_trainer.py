@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import CheckpointError, RunError
 from retool_mcore.model.shape import ModelShape
+from retool_mcore.platforms import get_platform
 from retool_mcore.run import heartbeat
 from retool_mcore.run.metrics import NonFiniteLoss
 from tests.unit.verl.loss_scenario import RL
@@ -82,6 +83,16 @@ def test_rates_and_mfu_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         row = written[0][0]
         assert row["flops"] == flops and row["mfu"] == flops / 4000
         assert row["tokens_per_s"] == 4 / 9 and row["perf/throughput"] == 1 / 9
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from retool_mcore.verl import trainer as module
+
+    own = trainer_of(tmp_path, *OWN, "run.platform=cuda", "cluster.gpus_per_node=5")
+    monkeypatch.setattr(PPOTrainer, "__init__", lambda self, config: None)
+    monkeypatch.setattr(module, "settings_of_run", lambda path: own._run)
+    monkeypatch.setattr(module, "read_config", lambda path: {})
+    own.__init__(OmegaConf.create({"trainer": {"v1": {}}}))
+    assert own._peak_flops == 2 * get_platform("cuda").device.peak_flops
 
 
 def sampled_by(engine: str) -> Any:
@@ -154,6 +165,13 @@ def test_validations_rows_are_held_out_and_those_of_training_are_not(tmp_path: P
     trainer.train_dataloader = None
     trainer._order_training_rows()
     assert (trainer.train_dataset.held_out, trainer.val_dataset.held_out) == (False, True)
+    trainer = trainer_of(tmp_path, "data.curriculum=0.5", "train.prompts_per_step=12", "train.mini_batch_prompts=4")
+    trainer.train_dataset, trainer.val_dataset = range(16), SimpleNamespace(held_out=False)
+    trainer.train_dataloader = SimpleNamespace(batch_size=1, collate_fn=None)
+    trainer.replay_buffer = SimpleNamespace()
+    trainer._order_training_rows()
+    rows = [trainer._order._next() for _ in range(60)]
+    assert all(len({*rows[at : at + 12]}) == 12 for at in range(49)), "a step has no problem twice"
 
 
 def test_a_resumed_curriculum_has_its_state_before_the_first_batch(tmp_path: Path):
