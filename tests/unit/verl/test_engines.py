@@ -172,15 +172,12 @@ def test_the_router_that_started_early_gets_the_engines_and_replaces_verls(
 def test_a_server_starts_early_for_each_engine_and_for_no_gpu_that_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from retool_mcore.verl import engines
-
     made: list[int] = []
-    servers = SimpleNamespace(MeasuredReplica=object, create_servers=made.append)
+    servers = SimpleNamespace(create_servers=made.append)
     monkeypatch.setitem(sys.modules, "retool_mcore.verl.sglang_server", servers)
-    monkeypatch.setattr(engines.RolloutReplicaRegistry, "get", lambda name: None)
     trainer = trainer_of(tmp_path, monkeypatch, [], restarts=1)
     trainer._run = load_config(RlConfig, RL, ["train.mode=async", "cluster.gpus_per_node=6", "rollout.gpus=4"])
     sizes = {f"{part}_parallel_size": size for part, size in (("tensor_model", 2), ("data", 1), ("pipeline_model", 1))}
     trainer.config.actor_rollout_ref.rollout = SimpleNamespace(name="sglang", **sizes)
-    trainer._import_engine("sglang")
+    trainer.start_engines()
     assert made == [2]

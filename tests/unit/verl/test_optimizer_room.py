@@ -9,6 +9,7 @@ import torch
 from retool_mcore.planner.memory import STATE_BYTES
 from retool_mcore.verl.update_worker import bytes_of_states, reserve_adam_memory
 
+pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 PLAIN = SimpleNamespace(optimizer_cpu_offload=False, use_precision_aware_optimizer=False)
 
 
