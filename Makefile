@@ -59,10 +59,10 @@ install-ascend:
 	  { echo "error: $(IMAGE_PYTHON) has no torch with torch_npu. Start from the CANN image that ascend/README.md names." >&2; exit 2; }
 	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --constraint ascend/overrides.txt --editable '.[ascend]'
 
-# Run three folders at a time, because a starting engine leaves a core idle for half of the time. A failure
+# Run two folders at a time, because a starting engine leaves a core idle for half of the time. A failure
 # does not stop the others. CI also runs lint and docs: EXTRA="lint docs".
 test: install
-	@$(MAKE) --no-print-directory --keep-going -j3 $(EXTRA) $(PARTS:%=test-%)
+	@$(MAKE) --no-print-directory --keep-going -j2 $(EXTRA) $(PARTS:%=test-%)
 
 $(PARTS:%=test-%): test-%:
 	$(PYTEST) tests/$*
