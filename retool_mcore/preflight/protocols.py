@@ -27,7 +27,7 @@ def check_protocols(config: SftConfig, tokenizer: PreTrainedTokenizerBase) -> tu
     """
     protocols: list[str] = []
     checked: set[str] = set()
-    for file in (path for _, path in config.data_files):
+    for _, file in config.data_files:
         for index, row in read_rows(file, ("messages", "tools")):
             for name in _protocols_of(row):
                 if name in checked:

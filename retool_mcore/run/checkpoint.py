@@ -345,9 +345,8 @@ class BestKeeper:
         return self.best is not None and self.best.stopped_early
 
     def _write(self, best: BestStep) -> None:
-        text = best.to_json()
         if self._writes:
-            write_atomic(self._path, f"{text}\n")
+            write_atomic(self._path, best.to_json() + "\n")
 
 
 def require_intact(config: RunConfig) -> list[str]:
