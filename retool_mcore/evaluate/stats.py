@@ -7,7 +7,6 @@ the unbiased estimator of Chen et al. 2021 (https://arxiv.org/abs/2107.03374), w
 """
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -109,21 +108,23 @@ def _draws(k: int, n: int) -> np.ndarray:
     return np.random.RandomState(VERL_SEED).choice(k, size=(VERL_DRAWS, n), replace=True)
 
 
-def _at(problem: Samples, draws: np.ndarray) -> dict[str, float]:
+def _at(problem: Samples, draws_DN: np.ndarray) -> dict[str, float]:
     scores = np.asarray(problem.scores, dtype=np.float64)
-    drawn = scores[draws]
+    drawn_DN = scores[draws_DN]
     return {
-        "best": float(drawn.max(axis=1).mean()),
-        "worst": float(drawn.min(axis=1).mean()),
-        "maj": float(np.mean([_majority(problem, scores, draw) for draw in draws])),
+        "best": float(drawn_DN.max(axis=1).mean()),
+        "worst": float(drawn_DN.min(axis=1).mean()),
+        "maj": _majority(problem.votes, scores, draws_DN),
     }
 
 
-def _majority(problem: Samples, scores: np.ndarray, draw: np.ndarray) -> float:
-    """The score of the first sample with the most frequent vote.
+def _majority(votes: Sequence[Hashable], scores: np.ndarray, draws_DN: np.ndarray) -> float:
+    """The mean score over D draws of n samples, each of the first sample with the most frequent vote.
 
     Ties go to the vote that was drawn first.
     """
-    votes = [problem.votes[index] for index in draw]
-    [(most_frequent, _)] = Counter(votes).most_common(1)
-    return float(scores[draw[votes.index(most_frequent)]])
+    codes = np.array([votes.index(vote) for vote in votes])  # equal votes have equal codes
+    votes_DN = codes[draws_DN]
+    counts_DN = (votes_DN[:, :, None] == votes_DN[:, None, :]).sum(axis=2)
+    first_D = counts_DN.argmax(axis=1)  # argmax returns the first maximum
+    return float(scores[np.take_along_axis(draws_DN, first_D[:, None], axis=1)].mean())
