@@ -5,7 +5,8 @@
 #   bash launch/gsm8k_gpu1.sh MODEL [section.key=value ...] [--dry-run]
 # MODEL is a hub name or a folder. The settings apply to SFT and RL; SFT_KEYS and RL_KEYS to one of them.
 # PROBLEMS=large: the same problems with large numbers, where programs beat mental arithmetic.
-# AT_ONCE=1: run both RL runs on the GPU at once; one alone uses half of it. For models up to 0.6B.
+# AT_ONCE=1: share the GPU. Both RL runs train at once, and each model is evaluated while the next one trains.
+# For models up to 0.6B.
 # After a kill, the same command resumes. All output is under OUT.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,26 +23,27 @@ for word in "${@:2}"; do
 done
 # If this recipe has finished with the same settings, exit at once.
 recipe="$* $OUT $GSM8K $SFT_CONFIG $RL_CONFIG $SFT_KEYS $RL_KEYS $LIMIT $PROBLEMS $AT_ONCE"
-finished "$recipe" "$OUT"/{sft,tool_rl,text_rl}/export "$OUT/eval/text_rl_text/report.json" "$OUT/report.html" && exit 0
+finished "$recipe" "$OUT"/{sft,tool_rl,text_rl}/export "$OUT/eval/text_rl/text_rl_text/report.json" "$OUT/report.html" && exit 0
 retool=("$PYTHON" -m retool_mcore)
 PROTOCOL=$("${retool[@]}" data protocol "$MODEL") || exit 2
 sft=("$SFT_CONFIG" "run.root=$OUT" run.name=sft "model.path=$MODEL" "data.train_file=$OUT/data/sft.parquet"
   "validation.files=[\"$OUT/data/sft_val.parquet\"]" "${KEYS[@]}" $SFT_KEYS)
 rl=("$RL_CONFIG" "run.root=$OUT" "rollout.protocol=$PROTOCOL" "data.train_file=$OUT/data/rl.parquet"
-  "validation.files=[\"$OUT/data/validation.parquet\"]" ${AT_ONCE:+train.micro_batch_tokens=8192} "${KEYS[@]}" $RL_KEYS)
+  "validation.files=[\"$OUT/data/validation.parquet\"]" ${AT_ONCE:+train.micro_batch_tokens=16384} "${KEYS[@]}" $RL_KEYS)
 
 # Check and plan before writing anything. Prompt and response have 380 tokens on average
 # (perf/RESULTS.md). The plan is for this machine's GPU, or for HARDWARE.
-if [ -z "$DRY_RUN" ]; then
-  "${retool[@]}" preflight "${sft[@]}" --without-data
-  "${retool[@]}" preflight "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --without-data
-fi
 command -v nvidia-smi >/dev/null || {
   gpus=$("${retool[@]}" get "${sft[@]}" cluster.gpus_per_node) || exit 2
   : "${HARDWARE:=h100x$gpus}"
 }
-"${retool[@]}" plan "${sft[@]}" ${HARDWARE:+--hardware "$HARDWARE"}
-"${retool[@]}" plan "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --mean-tokens 380 ${HARDWARE:+--hardware "$HARDWARE"}
+if [ -z "$DRY_RUN" ]; then
+  check preflight_sft "${retool[@]}" preflight "${sft[@]}" --without-data
+  check preflight_rl "${retool[@]}" preflight "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --without-data
+fi
+check plan_sft "${retool[@]}" plan "${sft[@]}" ${HARDWARE:+--hardware "$HARDWARE"}
+check plan_rl "${retool[@]}" plan "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --mean-tokens 380 ${HARDWARE:+--hardware "$HARDWARE"}
+wait_for_checks
 
 [ -e "$GSM8K" ] || stage gsm8k "$GSM8K" "${retool[@]}" data fetch "$(dirname "$GSM8K")" --only openai/gsm8k
 if [ "$PROBLEMS" = large ]; then
@@ -68,19 +70,29 @@ for form in traces inline; do  # protocol "retool" needs inline traces
   wait_for_all
 done
 
-stage sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
 how=stage
 [ -z "$AT_ONCE" ] || how=in_background
+# evaluate NAME MODEL: samples the model with and without the tool, as the runs' validation does: at temperature 1, n = 4.
+evaluate() {
+  $how "eval_$1" "$OUT/eval/$1/$1_text/report.json" "${retool[@]}" eval "${rl[@]}" run.name=eval "model.path=$2" \
+    --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} --model "$1=$2" --out "$OUT/eval/$1"
+}
+
+evaluate base "$MODEL"
+$how sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
+wait_for_all
+
+evaluate sft "$OUT/sft/export"
 $how tool_rl "$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export"
 $how text_rl "$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl "model.path=$OUT/sft/export" "rollout.tools=[]"
 wait_for_all
 
-models=(--model "base=$MODEL" --model "sft=$OUT/sft/export" --model "tool_rl=$OUT/tool_rl/export" --model "text_rl=$OUT/text_rl/export")
-# Same sampling as the runs' validation: temperature 1, n = 4. Each of the four models with and without the tool.
-stage eval "$OUT/eval/text_rl_text/report.json" "${retool[@]}" eval "${rl[@]}" run.name=eval "model.path=$OUT/sft/export" \
-  --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} "${models[@]}" --out "$OUT/eval"
-in_background tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl_text" "$OUT/eval/tool_rl" --out "$OUT/tool_to_text.json"
-in_background tool_to_sft "$OUT/tool_to_sft.json" "${retool[@]}" eval compare "$OUT/eval/sft" "$OUT/eval/tool_rl" --out "$OUT/tool_to_sft.json"
+evaluate tool_rl "$OUT/tool_rl/export"
+evaluate text_rl "$OUT/text_rl/export"
 wait_for_all
-stage report "$OUT/report.html" "${retool[@]}" report "$OUT/sft" "$OUT/tool_rl" "$OUT/text_rl" --eval "$OUT/eval" --out "$OUT/report.html"
+
+in_background tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl/text_rl_text" "$OUT/eval/tool_rl/tool_rl" --out "$OUT/tool_to_text.json"
+in_background tool_to_sft "$OUT/tool_to_sft.json" "${retool[@]}" eval compare "$OUT/eval/sft/sft" "$OUT/eval/tool_rl/tool_rl" --out "$OUT/tool_to_sft.json"
+in_background report "$OUT/report.html" "${retool[@]}" report "$OUT/sft" "$OUT/tool_rl" "$OUT/text_rl" --eval "$OUT/eval" --out "$OUT/report.html"
+wait_for_all
 finish "$recipe"

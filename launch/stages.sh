@@ -45,6 +45,19 @@ wait_for_all() {
   done
 }
 
+# check NAME COMMAND...: starts a command that writes no files; `wait_for_checks` waits for all of them. Each line of its
+# output is prefixed with its name. The first check that fails stops the recipe.
+check() {
+  local name=$1
+  shift
+  start "$@" > >(exec sed -u "s/^/$name: /") 2>&1
+}
+wait_for_checks() {
+  local pid
+  for pid in "${started[@]}"; do wait "$pid"; done
+  started=()
+}
+
 # must_run RESULT COMMAND...: whether stage `name` still has to run. The first stage that has to run locks OUT;
 # a dry run prints the command and runs a script's own dry run.
 must_run() {

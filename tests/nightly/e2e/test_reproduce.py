@@ -79,7 +79,7 @@ def test_gsm8k_goes_from_its_solutions_to_a_report_and_on_after_a_kill(task: Pat
     output = go()
     assert "step 1/1" in output and "step 2/2" in output
     cases = {f"{name}{form}" for name in ("base", "sft", "tool_rl", "text_rl") for form in ("", "_text")}
-    assert {path.parent.name for path in out.glob("eval/*/report.json")} == cases
+    assert {path.parent.name for path in out.glob("eval/*/*/report.json")} == cases
     report = (out / "report.html").read_text()
     assert all(name in report for name in ("tool_rl", "text_rl", "sft"))
     assert go() == f"already done: {out}/report.html\n"

@@ -104,17 +104,18 @@ def test_the_gsm8k_recipe_wants_a_model_first(words: tuple[str, ...]):
     )
 
 
-def test_the_gsm8k_recipe_runs_preflight_before_it_makes_anything(tmp_path: Path):
+def test_the_gsm8k_recipe_checks_and_plans_before_it_makes_anything(tmp_path: Path):
     python, out = tmp_path / "python", tmp_path / "out"
-    stand_in = 'case $* in *"data protocol"*) echo hermes ;; *preflight*) exit 2 ;; esac'
+    stand_in = 'case $* in *"data protocol"*) echo hermes ;; *preflight*rl*) sleep 1; exit 2 ;; esac'
     python.write_text(f'#!/bin/sh\necho "$3" >>{tmp_path}/calls\n{stand_in}\n')
     python.chmod(0o755)
-    assert run(GSM8K, "some/model", OUT=str(out), PYTHON=str(python)).returncode == 2
-    assert (tmp_path / "calls").read_text().split() == ["data", "preflight"] and not out.exists()
+    assert run(GSM8K, "some/model", OUT=str(out), PYTHON=str(python), HARDWARE="h100x1").returncode == 2
+    calls = (tmp_path / "calls").read_text().split()
+    assert {"preflight", "plan"} < set(calls) <= {"data", "get", "preflight", "plan"} and not out.exists()
 
 
 def test_a_finished_gsm8k_recipe_starts_no_python_again(tmp_path: Path):
-    for name in ("sft/export", "tool_rl/export", "text_rl/export", "eval/text_rl_text/report.json", "report.html"):
+    for name in ("sft/export", "tool_rl/export", "text_rl/export", "eval/text_rl/text_rl_text/report.json", "report.html"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "stages").mkdir()
