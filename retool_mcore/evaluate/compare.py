@@ -19,6 +19,7 @@ from retool_mcore.errors import DataError
 from retool_mcore.evaluate.stats import interval
 
 REPORT = "report.json"
+SHOWN_FLIPS = 10
 SOLVED = 0.5  # a problem counts as solved if more than this share of its samples is correct
 
 
@@ -121,7 +122,7 @@ def _count(row: Mapping[str, Any]) -> str:
 
 
 def comparison_lines(result: Comparison) -> Iterator[str]:
-    """Text lines with the difference and each flipped problem."""
+    """The difference, and the first SHOWN_FLIPS flipped problems of each direction, as text."""
     yield (
         f"{result.first:.3f} to {result.second:.3f}: {result.difference:+.3f}, 95 % interval {result.low:+.3f} to "
         f"{result.high:+.3f}, paired over {result.problems} problems"
@@ -130,5 +131,7 @@ def comparison_lines(result: Comparison) -> Iterator[str]:
         yield "The interval contains 0: the difference may be chance."
     yield f"Only the second solves {len(result.gained)} problems; only the first solves {len(result.lost)}."
     for sign, flips in (("+", result.gained), ("-", result.lost)):
-        for flip in flips:
+        for flip in flips[:SHOWN_FLIPS]:
             yield f"  {sign} problem {flip.id} (truth {flip.truth:.60}): {flip.first} right, then {flip.second}"
+        if len(flips) > SHOWN_FLIPS:
+            yield f"  {sign} {len(flips) - SHOWN_FLIPS} more; --out FILE.json writes all of them"

@@ -119,9 +119,9 @@ def _at(problem: Samples, draws_DN: np.ndarray) -> dict[str, float]:
 
 
 def _majority(votes: Sequence[Hashable], scores: np.ndarray, draws_DN: np.ndarray) -> float:
-    """The mean score over D draws of n samples, each of the first sample with the most frequent vote.
+    """The mean over D draws of n samples of the score of the most frequent vote.
 
-    Ties go to the vote that was drawn first.
+    It is that vote's first drawn score. Ties go to the vote that was drawn first.
     """
     codes = np.array([votes.index(vote) for vote in votes])  # equal votes have equal codes
     votes_DN = codes[draws_DN]

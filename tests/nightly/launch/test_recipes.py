@@ -115,7 +115,13 @@ def test_the_gsm8k_recipe_checks_and_plans_before_it_makes_anything(tmp_path: Pa
 
 
 def test_a_finished_gsm8k_recipe_starts_no_python_again(tmp_path: Path):
-    for name in ("sft/export", "tool_rl/export", "text_rl/export", "eval/text_rl/text_rl_text/report.json", "report.html"):
+    for name in (
+        "sft/export",
+        "tool_rl/export",
+        "text_rl/export",
+        "eval/text_rl/text_rl_text/report.json",
+        "report.html",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "stages").mkdir()

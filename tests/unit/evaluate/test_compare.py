@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.evaluate import app
 from retool_mcore.errors import DataError
-from retool_mcore.evaluate.compare import Flip, compare, read_report
+from retool_mcore.evaluate.compare import Flip, compare, comparison_lines, read_report
 
 
 def report(*rows: str, truth: str = "7") -> dict[str, Any]:
@@ -70,6 +70,16 @@ def test_a_user_compares_two_folders(tmp_path: Path):
     assert "may be chance" in done.output
     written = json.loads(out.read_text())
     assert (written["difference"], written["gained"][0]["id"], written["lost"]) == (0.25, 1, [])
+
+
+def test_ten_flipped_problems_are_shown_and_the_rest_is_counted():
+    solved, unsolved = report(*["1111"] * 13), report("1111", *["0000"] * 12)
+    for lines, sign in (
+        (comparison_lines(compare(unsolved, solved)), "+"),
+        (comparison_lines(compare(solved, unsolved)), "-"),
+    ):
+        flips = [line for line in lines if line.startswith(f"  {sign} ")]
+        assert len(flips) == 11 and flips[-1] == f"  {sign} 2 more; --out FILE.json writes all of them"
 
 
 def test_an_unreadable_report_is_an_error(tmp_path: Path):
