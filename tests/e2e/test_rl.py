@@ -12,6 +12,7 @@ import httpx
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from retool_mcore.data.prompt_format import recorded_format
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.start import STAGES, begun
 from tests import forked
@@ -100,6 +101,7 @@ def test_a_killed_rl_run_resumes_and_leaves_no_process(
     assert 0 < first["timing_s/start/engines"] < first["timing_s/start"]
     assert_written_once(run_dir, [before, *rows])
     assert day_of(run_dir / "export") == day_of(run_dir)
+    assert recorded_format(run_dir / "export").protocol == "hermes"
     assert (run_dir / "export" / "model.safetensors").stat().st_size > 1_000_000
 
 

@@ -23,6 +23,7 @@ from retool_mcore.rollout.metrics import Behavior
 from retool_mcore.verl.replay import AsyncReplay, SyncReplay, clear_orphans
 
 GROUP = 4
+VALIDATION_N = 2
 
 
 def behavior(calls: int) -> dict[str, Any]:
@@ -45,11 +46,21 @@ def behavior(calls: int) -> dict[str, Any]:
     ).to_json()
 
 
-def put_group(uid: str, accuracies: list[float | None], recorded: bool = False, status: str = "finished") -> None:
-    """A prompt of four trajectories; None is one whose agent loop returned [], as an outage makes
-    it, or raised an exception, and then ``status`` is "failure".
+def put_group(
+    uid: str,
+    accuracies: list[float | None],
+    *,
+    recorded: bool = False,
+    status: str = "finished",
+    scores: dict[int, float] | None = None,
+    partition: str = "train",
+) -> None:
+    """A prompt's trajectories, with shaped rewards ``scores``.
+
+    None is one whose agent loop returned [], as an outage makes it, or raised an exception, and
+    then ``status`` is "failure".
     """
-    tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"is_prompt": True, "status": status, "global_steps": 1}])
+    tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[{"is_prompt": True, "status": status, "global_steps": 1}])
     keys, fields = [], []
     for session, accuracy in enumerate(accuracies):
         if accuracy is None:
@@ -58,7 +69,7 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False, 
         extra = {
             "behavior": behavior(calls=int(accuracy)),
             "record": {"turns": [], "truth": "7", "prompt": "six and one?"} if recorded else None,
-            "reward_extra_info": {"acc": accuracy},
+            "reward_extra_info": {"acc": accuracy} | ({"score": scores[session]} if scores else {}),
             "row": ord(uid[0]) - ord("a"),
         }
         fields.append(
@@ -77,7 +88,7 @@ def put_group(uid: str, accuracies: list[float | None], recorded: bool = False, 
     if not keys:
         return
     tags = [{"status": "success", "seq_len": 5} for _ in keys]
-    tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags)
+    tq.kv_batch_put(keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags)
 
 
 def sampler(
@@ -88,7 +99,7 @@ def sampler(
         Path(__file__).parents[2] / "configs/rl_tiny_cpu.toml",
         [
             f"rollout.group_size={GROUP}",
-            f"validation.n={GROUP}",
+            f"validation.n={VALIDATION_N}",
             f"rollout.max_dropped_fraction={max_dropped_fraction}",
             "rollout.record_groups=2",
             "train.prompts_per_step=2",
@@ -108,14 +119,14 @@ def sampler(
     )
 
 
-def sample(replay: SyncReplay | AsyncReplay) -> dict[str, Any]:
+def sample(replay: SyncReplay | AsyncReplay, partition: str = "train", prompts: int = 2) -> dict[str, Any]:
     answers: list[Any] = []
     replay.observe = answers.extend
     try:
-        batch, metrics = replay.sample(global_steps=1, partition_id="train", batch_size=2)
+        batch, metrics = replay.sample(global_steps=1, partition_id=partition, batch_size=prompts)
     except RolloutError as error:
-        if left := list((tq.kv_list() or {}).get("train", {})):
-            tq.kv_clear(partition_id="train", keys=left)
+        if left := list((tq.kv_list() or {}).get(partition, {})):
+            tq.kv_clear(partition_id=partition, keys=left)
         return {"error": str(error)}
     metrics |= replay.step_metrics(batch, metrics)
     metrics.pop(DAPO_FILTERED_REWARD_COUNTS_KEY, None)  # as verl does
@@ -155,6 +166,11 @@ def main(folder: Path) -> None:
     put_group("g", [1.0, 0.0, None, 0.0])
     put_group("h", [0.0, 1.0, 1.0, 1.0])
     out["too many"] = sample(sampler(folder, 0.1))
+    put_group("x", [1.0, None], partition="val")
+    out["too many in validation"] = sample(sampler(folder, 0.4), "val", 1)
+    put_group("y", [0.0, 0.0, 0.0, 0.0], scores={0: -1.0, 1: -0.9, 2: -1.0, 3: -1.0})
+    put_group("z", [0.0, 0.0, 0.0, 0.0], scores=dict.fromkeys(range(4), -0.9))
+    out["shaped"] = sample(sampler(folder, 0.0))
     for uid in "vw":
         put_group(uid, [None] * 4)
     failing = sampler(folder, 0.1)

@@ -50,6 +50,15 @@ def test_too_many_drops_stop_the_run_with_the_arithmetic(scenarios: dict[str, An
     assert "max_dropped_fraction = 10.0%" in scenarios["too many"]["error"]
 
 
+def test_validation_counts_its_own_samples(scenarios: dict[str, Any]):
+    assert "1 of 2 trajectories of step 1 (val) were dropped (50.0%)" in scenarios["too many in validation"]["error"]
+
+
+def test_groups_have_the_same_reward_if_their_shaped_rewards_are_equal(scenarios: dict[str, Any]):
+    metrics = scenarios["shaped"]["metrics"]
+    assert (metrics["groups/all_wrong"], metrics["groups/same_reward"]) == (1.0, 0.5)
+
+
 def test_when_all_die_of_one_exception_the_error_is_that_exception(scenarios: dict[str, Any]):
     assert scenarios["all failed"]["error"].startswith(
         "All 8 trajectories of step 1 (train) failed with TypeError: wait() got 'initial'. The log"

@@ -81,6 +81,8 @@ async def test_malformed_calls(tokenizer, sandbox):
     trajectory = await play(tokenizer, sandbox, bad, bad, bad)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.MALFORMED, None)
     assert tool_text(tokenizer, trajectory).count("Error: the call is not valid JSON") == 2
+    trajectory = await play(tokenizer, sandbox, bad, bad, call("print(1)"), bad, bad, ANSWER)
+    assert trajectory.stop_reason == StopReason.FINISHED, "never three in a row"
 
 
 async def test_a_call_at_the_time_limit_is_an_observation(tokenizer, sandbox):

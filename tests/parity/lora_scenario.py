@@ -3,6 +3,7 @@
 Saved and resumed. Prints one JSON object.
 """
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def found(folder: Path) -> dict[str, Any]:
     out["first"] = steps(engine, 3)
     engine.save(str(folder / "saved"), 3)
     out["later"] = steps(engine, 3)
+    out["adapter"] = json.loads((folder / "saved/model/huggingface/adapter_config.json").read_text())
     out["files"] = {
         str(path.relative_to(folder / "saved")): path.stat().st_size
         for path in (folder / "saved").rglob("*")

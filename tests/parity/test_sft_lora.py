@@ -42,6 +42,7 @@ def test_a_checkpoint_holds_adapters_their_optimizer_and_no_model(seen: dict[str
     held = {name.removeprefix("model/huggingface/") for name in files if name.startswith("model/huggingface/")}
     assert {"adapter_model.safetensors", "adapter_config.json", "adapter_base.json"} <= held
     assert not [name for name in held if name.endswith(".safetensors") and not name.startswith("adapter")]
+    assert (seen["adapter"]["r"], seen["adapter"]["lora_alpha"]) == (4, 8)
     # 3 layers, rank 4, matrices of 128, 64 and 384: float32 once, and three times in the optimizer.
     weight = 4 * 3 * 4 * (2 * (128 + 128) + 2 * (128 + 64) + 3 * (128 + 384))
     assert weight < files["model/huggingface/adapter_model.safetensors"] < 1.2 * weight
