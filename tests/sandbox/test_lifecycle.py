@@ -15,7 +15,15 @@ import pytest
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import LEVELS, children_of, open_at, start_owner, until_running
+from tests.sandbox.sandbox_helpers import (
+    LEVELS,
+    children_of,
+    open_at,
+    processes_named,
+    start_owner,
+    still_works,
+    until_running,
+)
 
 
 async def test_a_bounded_number_of_calls_executes_in_order_of_arrival():
@@ -94,6 +102,28 @@ async def open_files() -> int:
         counts.append(len(os.listdir("/proc/self/fd")))
         await asyncio.sleep(0.05)
     return min(counts)
+
+
+async def test_a_killed_guardian_leaves_no_process(landlock: LocalSandbox):
+    """As the supervisor kills one that does not end a fork bomb in time on a busy machine."""
+    name = f"rt-left-{os.getpid() % 10_000}"
+    code = f"""
+import ctypes, os, time
+ctypes.CDLL(None).prctl(15, b"{name}", 0, 0, 0)
+for _ in range(3):
+    if os.fork() == 0: os.setsid(); time.sleep(60)
+time.sleep(60)
+"""
+    call = asyncio.ensure_future(landlock.execute(code, run_timeout_s=60))
+    async with asyncio.timeout(30):
+        while len(pids := processes_named(name)) < 4:
+            await asyncio.sleep(0.05)
+    oldest = min(map(int, pids))
+    guardian = int(Path(f"/proc/{oldest}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guardian, signal.SIGKILL)
+    await call
+    assert processes_named(name) == []
+    assert await still_works(landlock)
 
 
 async def test_a_killed_owner_leaves_no_process_and_its_directory_is_removed(tmp_path: Path):

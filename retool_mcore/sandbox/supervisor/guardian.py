@@ -1,9 +1,10 @@
 """Guardian process: without a pid namespace, it outlives the execution and kills its leftovers.
 
-It is the subreaper of its tree (``kernel.adopt_orphans``), so a double fork does not escape it. At
-level rlimits, if the sandbox does not run as root, model code can kill its guardian. The zygote
-then adopts the tree and kills it (``end_strays``). If the code also kills the zygote, nothing
-kills its remaining processes.
+It is the subreaper of its tree (``kernel.adopt_orphans``), so a double fork does not escape it. A
+guardian can be killed: by the supervisor, if it does not end in time on a busy machine, and at
+level rlimits also by model code, if the sandbox does not run as root. The zygote then adopts the
+tree and kills it (``end_strays``). If the code also kills the zygote, nothing kills its remaining
+processes.
 """
 
 import contextlib

@@ -227,7 +227,7 @@ class Zygote:
 
     def _reap(self) -> None:
         ended = guardian.reap()
-        if ended and self._level == "rlimits":  # model code may have killed its guardian
+        if ended and self._level != "namespaces":  # a guardian may have been killed, with its processes left over
             ended += guardian.end_strays(self._jobs)
         for pid, status, cpu_s in ended:
             if pid in self._jobs:
