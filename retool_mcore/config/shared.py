@@ -206,8 +206,8 @@ class Optim(Section):
 
     @model_validator(mode="after")
     def _check_betas(self) -> Optim:
-        if not all(0 <= beta <= 1 for beta in self.betas):
-            raise ValueError(f"betas = {self.betas} are out of range. Give two numbers from 0 to 1")
+        if not all(0 <= beta < 1 for beta in self.betas):  # Adam divides by 1 - beta
+            raise ValueError(f"betas = {self.betas} are out of range. Give two numbers from 0 to below 1")
         return self
 
 

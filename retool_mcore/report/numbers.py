@@ -24,10 +24,13 @@ def signed(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Format with at most two units: 45 s, 12 min 30 s, 3 h 5 min, 2 d 4 h."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    seconds = round(seconds)
     if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+        return f"{seconds} s"
     for large, name, small, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if seconds >= large:
-            whole, left = divmod(round(seconds), large)
+            whole, left = divmod(seconds, large)
             return f"{whole} {name} {left // small} {rest}"
     raise AssertionError("a duration of a minute or more has a largest unit")
