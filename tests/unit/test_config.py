@@ -20,6 +20,14 @@ def test_every_shipped_config_loads(path: Path):
     assert load_config(kind, path).run.name == path.stem
 
 
+def test_context_parallel_ranks_share_the_tokens_of_a_sequence():
+    tokens = ("train.micro_batch_tokens=600", "data.max_prompt_tokens=400", "rollout.max_response_tokens=700")
+    cp = ("parallel.cp=2", "cluster.gpus_per_node=2")
+    assert load_config(RlConfig, RL, [*tokens, *cp]).max_sequence_tokens == 1100
+    with pytest.raises(ConfigError, match=r"= 1100 does not fit a micro-batch"):
+        load_config(RlConfig, RL, list(tokens))
+
+
 def test_resolved_config_reads_back_equal(tmp_path: Path):
     run = load_config(RlConfig, RL, ["verl_overrides.trainer.balance_batch=false"])
     assert run.verl_overrides == {"trainer.balance_batch": False}

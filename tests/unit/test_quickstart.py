@@ -29,7 +29,7 @@ def test_an_evaluation_says_how_many_answers_it_has(tmp_path: Path):
     assert look() == (2, 1024, "2 of 1024 answers")
     files[0].write_text("{}\n{}\n{}\n")
     files[1].write_text("{}\n")
-    assert look() == (4, 1024, "4 of 1024 answers")
+    assert look() == look() == (4, 1024, "4 of 1024 answers")
 
 
 def test_another_seed_in_the_same_folder_is_refused(tmp_path: Path):

@@ -296,6 +296,10 @@ def test_a_folder_with_several_splits_needs_a_choice(tmp_path):
     write_parquet(tmp_path / "set" / "train.parquet", ROWS)
     output = refused("rl", tmp_path / "set", "--out", tmp_path / "out.parquet")
     assert "several splits: test.jsonl (test), train.parquet (train). Choose one with --split" in output
+    (tmp_path / "only").mkdir()
+    jsonl(tmp_path / "only" / "test.jsonl", ROWS[1])
+    succeed("rl", tmp_path / "only", "--out", tmp_path / "out.parquet")
+    assert written(tmp_path, "extra_info")[0]["extra_info"]["split"] == "test"
     succeed("rl", tmp_path / "set", "--out", tmp_path / "out.parquet", "--split", "test", "--name", "mine")
     assert written(tmp_path, "data_source", "extra_info") == [
         {"data_source": "mine", "extra_info": {"index": 0, "split": "test"}}

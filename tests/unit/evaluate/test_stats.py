@@ -25,6 +25,12 @@ def test_pass_at_counts_draws_without_replacement(k: int, correct: int, n: int, 
     assert pass_at(k, correct, n) == pytest.approx(value)
 
 
+def test_equal_rates_have_wilsons_interval_of_their_number_of_problems():
+    out = summarize([Samples(scores=[1.0, 1.0], votes=["1", "1"])] * 4)
+    for name in ("mean@2", "best@2", "pass@1"):  # statsmodels' proportion_confint(4, 4, method="wilson")
+        assert (out[f"{name}/low"], out[f"{name}/high"]) == pytest.approx((0.5101092, 1.0))
+
+
 def test_one_sample_each_gives_its_mean_alone():
     out = summarize([Samples(scores=[1.0], votes=["1"]), Samples(scores=[0.0], votes=[None])])
     assert out["mean@1"] == 0.5

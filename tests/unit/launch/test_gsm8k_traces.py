@@ -9,7 +9,7 @@ from retool_mcore.data.verify import Rejected
 
 # isort: split
 from solutions import link, parse, program_of
-from traces import matches
+from traces import _result, matches
 
 
 def test_values_are_compared_to_their_last_stated_digit():
@@ -35,3 +35,8 @@ def test_a_step_that_only_states_a_number_is_no_calculation():
     solution = parse("So x is <<1440=1440>>1440.\n<<1440-1200=240>>240\n#### 240")
     with pytest.raises(Rejected, match="step 1 states 1440 and calculates nothing"):
         program_of("It weighs 1200 grams.", solution)
+
+
+def test_the_result_is_the_last_number_after_the_last_calculation_if_the_answer_is_it():
+    assert _result(parse("It has <<2*3=6>>6 now. Then 4 more come, so 10 in all.\n#### 10")) == "10"
+    assert _result(parse("It has <<2*3=6>>6 in its 2 rooms.\n#### 6")) == "6"

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from retool_mcore.errors import ConfigError
+
 nodes: Any = importlib.import_module("launch.nodes")
 
 
@@ -24,6 +26,12 @@ def test_a_fault_restarts_the_run_after_longer_and_longer_waits(codes, waits_s, 
     monkeypatch.setenv("RESTART_WAIT_S", "5")
     assert nodes.Processes(grace_s=1).supervise(["run"]) == codes[-1]
     assert waited == waits_s and not left
+
+
+@pytest.mark.parametrize("rank", ["2", "-1", "one"])
+def test_a_rank_that_the_run_does_not_have_is_refused(rank: str):
+    with pytest.raises(ConfigError, match=f"NODE_RANK = {rank} must be one of 0 to 1"):
+        nodes.rank_and_head(2, {"NODE_RANK": rank, "HEAD_IP": "10.0.0.1"})
 
 
 @pytest.mark.parametrize(("workers", "processes"), [(1, 1), (16, 1), (17, 2), (64, 4)])

@@ -31,6 +31,12 @@ def test_every_line_of_the_history_is_a_record_in_the_order_of_days(history: Mod
     assert all(record.topics and record.hardware and record.title and record.text for record in records)
 
 
+def test_both_ends_of_a_selection_are_included(history: ModuleType):
+    records = [history.Record.model_validate(record(f"2026-11-{day}")) for day in (20, 21, 22, 23)]
+    found = history.select(records, "", records[1].date, records[2].date, [])
+    assert [each.date.day for each in found] == [21, 22]
+
+
 def test_a_damaged_line_is_named(history: ModuleType, tmp_path: Path):
     path = tmp_path / "history.jsonl"
     path.write_text(json.dumps(record("2026-11-21")) + "\n" + json.dumps(record("yesterday")) + "\n")

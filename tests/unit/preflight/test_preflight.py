@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.config.saving import Best
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.shape import PUBLISHED
 from retool_mcore.platforms import get_platform
@@ -90,6 +91,14 @@ def test_the_disk_must_hold_the_checkpoints(monkeypatch, task: Path, free_gib: f
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, int(free_gib * 2**30)))
     found = list(machine.disk(good(task)))
     assert levels(found) == [level] and "a checkpoint takes" in found[0].text
+
+
+def test_the_disk_must_hold_one_checkpoint_more_than_are_kept_and_the_best(monkeypatch, task: Path):
+    monkeypatch.setattr(machine, "_params", lambda _: 10**9)
+    best = good(task).model_copy(update={"best": Best(metric="val_loss")})
+    texts = [finding.text for config in (good(task), best) for finding in machine.disk(config)]
+    assert good(task).checkpoint.keep == 2  # 14 bytes per parameter
+    assert "a checkpoint takes 13.0, the run 39.1 GiB" in texts[0] and "the run 52.2 GiB" in texts[1]
 
 
 def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.MonkeyPatch, task: Path):

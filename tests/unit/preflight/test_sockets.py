@@ -61,6 +61,13 @@ def test_rays_folder_counts_for_rl(  # noqa: PLR0917
     assert all(text.startswith(f"{name} = ") and "Ray" in text for text in wrong)
 
 
+def test_rays_own_folder_comes_before_the_folder_of_all_programs(short: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TMPDIR", "/tmp")
+    use_folder(monkeypatch, short, 107 - len(RAY) + 1, "RAY_TMPDIR")
+    [wrong] = [finding.text for finding in sockets(RL) if finding.severity == "error"]
+    assert wrong.startswith("RAY_TMPDIR = ")
+
+
 def test_ray_has_room_up_to_that_length():
     from ray._private.utils import validate_socket_filepath
 

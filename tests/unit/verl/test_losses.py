@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from retool_mcore.verl.advantages import opo_advantages
 from tests.unit.verl.loss_scenario import (
     ENGINE_BT,
     MASK_BT,
@@ -200,6 +201,12 @@ def test_a_group_of_which_nothing_is_learnt_has_advantage_0_under_opo(monkeypatc
     found_BT = trained_on(monkeypatch, "algorithm.name=opo", response_mask=mask_BT)["advantages"]
     torch.testing.assert_close(found_BT, opo_BT() * mask_BT)
     assert found_BT[:2].any()
+
+
+def test_a_response_alone_in_its_group_has_its_reward_as_advantage_under_opo():
+    rewards_BT = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, -1.0]])
+    found_BT, _ = opo_advantages(rewards_BT, torch.ones(3, 2), ["a", "b", "b"])
+    torch.testing.assert_close(found_BT, torch.tensor([[1.0, 1.0], [1.0, 1.0], [-1.0, -1.0]]))
 
 
 def test_opo_weighs_a_response_by_its_tokens_in_the_loss(monkeypatch: pytest.MonkeyPatch):
