@@ -172,6 +172,11 @@ while True:
     assert (await sandbox.execute("1 + 1")).stdout == "2\n"
 
 
+async def test_no_process_gets_a_session_and_with_it_its_own_share_of_the_cores(sandbox: LocalSandbox):
+    code = "import os\nif os.fork(): os.wait()\nelse:\n    try: os.setsid()\n    except OSError as error: print(error)"
+    assert (await sandbox.execute(code)).stdout == "[Errno 1] Operation not permitted\n"
+
+
 async def test_a_printing_loop_does_not_starve_other_executions(sandbox: LocalSandbox):
     noisy = asyncio.ensure_future(sandbox.execute("while True: print('x' * 1000)", run_timeout_s=3))
     await asyncio.sleep(0.3)

@@ -336,7 +336,8 @@ class ChildProcess:
             async with asyncio.timeout(_END_TIMEOUT_S if kill else None):
                 return await asyncio.shield(self.child.exit)
         except TimeoutError:
-            signal.pidfd_send_signal(self.child.pidfd, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.child.pidfd, signal.SIGKILL)
             raise SandboxUnavailable(f"a killed child did not end within {_END_TIMEOUT_S:.0f} s") from None
 
     async def _kill_and_wait(self) -> None:

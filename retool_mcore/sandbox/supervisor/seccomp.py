@@ -7,6 +7,9 @@ allowed only with certain arguments. ``_REFUSED`` lists calls that an attacker o
 would try; they fail with EPERM, which reads better in a traceback. ``_UNSUPPORTED`` calls fail with
 EOPNOTSUPP. All others fail with ENOSYS, as on an old kernel, so that libraries fall back.
 libseccomp resolves call numbers for the native architecture and denies all other architectures.
+
+setsid is refused because Linux gives each session an equal share of the cores (autogroup). A fork
+bomb of 64 sessions would leave the trainer and the process that has to end the bomb 1/65 each.
 """
 
 import errno
@@ -32,7 +35,7 @@ mremap mprotect madvise brk msync mincore mlock munlock get_mempolicy membarrier
 set_robust_list get_robust_list set_tid_address rseq arch_prctl rt_sigaction rt_sigprocmask rt_sigreturn
 rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack restart_syscall fork vfork exit exit_group wait4 waitid
 pidfd_open getpid getppid gettid getuid geteuid getgid getegid getresuid getresgid getgroups getpgrp getpgid
-getsid setpgid setsid getpriority sched_yield sched_getaffinity sched_getparam sched_getscheduler
+getsid setpgid getpriority sched_yield sched_getaffinity sched_getparam sched_getscheduler
 sched_get_priority_max sched_get_priority_min getcpu nanosleep clock_nanosleep clock_gettime clock_getres
 gettimeofday time times alarm pause getitimer setitimer timer_create timer_settime timer_gettime
 timer_getoverrun timer_delete getrlimit setrlimit getrusage uname getrandom sendto recvfrom
@@ -51,7 +54,7 @@ fanotify_init inotify_init inotify_init1 memfd_create memfd_secret shmget shmat 
 semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink setpriority sched_setaffinity sched_setscheduler
 sched_setattr sched_setparam ioprio_set nice vhangup personality seccomp landlock_create_ruleset
 landlock_add_rule landlock_restrict_self splice tee vmsplice rt_sigqueueinfo rt_tgsigqueueinfo setxattr
-lsetxattr fsetxattr statfs fstatfs sysinfo
+lsetxattr fsetxattr statfs fstatfs sysinfo setsid
 """
 
 _MODES_AND_TIMES = (
