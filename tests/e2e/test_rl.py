@@ -101,7 +101,8 @@ def test_a_killed_rl_run_resumes_and_leaves_no_process(
     assert 0 < first["timing_s/start/engines"] < first["timing_s/start"]
     assert_written_once(run_dir, [before, *rows])
     assert day_of(run_dir / "export") == day_of(run_dir)
-    assert recorded_format(run_dir / "export").protocol == "hermes"
+    recorded = recorded_format(run_dir / "export")
+    assert recorded is not None and recorded.protocol == "hermes"
     assert (run_dir / "export" / "model.safetensors").stat().st_size > 1_000_000
 
 
