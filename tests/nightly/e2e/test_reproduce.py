@@ -70,9 +70,10 @@ def test_gsm8k_goes_from_its_solutions_to_a_report_and_on_after_a_kill(task: Pat
 
     def go(**more: str) -> str:
         done = subprocess.run(
-            command, cwd=ROOT, env={**env, **more}, capture_output=True, text=True, timeout=800, check=False
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+            command, cwd=ROOT, env={**env, **more}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=800, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:]
         assert_nothing_left(mark)
         return done.stdout
 
