@@ -25,7 +25,7 @@ in_background() {
   local name=$1 result=$2
   shift 2
   must_run "$result" "$@" || return 0
-  start "$@" > >(exec sed -u "s/^/$name: /") 2>&1
+  check "$name" "$@"
   begun+=("$name" "${started[-1]}" "$SECONDS" "$*")
 }
 
@@ -45,8 +45,8 @@ wait_for_all() {
   done
 }
 
-# check NAME COMMAND...: starts a command that writes no files; `wait_for_checks` waits for all of them. Each line of its
-# output is prefixed with its name. The first check that fails stops the recipe.
+# check NAME COMMAND...: starts a command without a record, such as one that writes no files; `wait_for_checks` waits for
+# all of them. Each line of its output is prefixed with its name. A check that fails stops the recipe.
 check() {
   local name=$1
   shift
