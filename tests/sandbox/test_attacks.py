@@ -131,7 +131,7 @@ print(opened)
     ],
 )
 async def test_abuse_of_the_control_socket_changes_only_its_own_result(strongest: LocalSandbox, attack: str):
-    result = await strongest.execute(f"import os, struct\n{attack}\nos._exit(9)", run_timeout_s=2)
+    result = await strongest.execute(f"import os, struct\n{attack}\nos._exit(9)", run_timeout_s=20)
     assert (result.status, result.return_code, dict(result.files)) == ("finished", 9, {})
     assert (await strongest.execute("1 + 1")).stdout == "2\n"
 
@@ -211,9 +211,9 @@ async def test_no_namespace_can_be_cloned_by_any_flag(strongest: LocalSandbox):
 
 
 async def test_infinite_loop_ends_at_the_time_limit_and_keeps_its_output(sandbox: LocalSandbox):
-    result = await sandbox.execute("print('begun', end='')\nwhile True: pass", run_timeout_s=0.5)
+    result = await sandbox.execute("print('begun', end='')\nwhile True: pass", run_timeout_s=1.5)
     assert (result.status, result.return_code, result.stdout) == ("time_limit", None, "begun")
-    assert 0.5 <= result.run_s < 2
+    assert 1.5 <= result.run_s < 5
     assert result.text == f"begun\n[stopped at the time limit, after {result.run_s:.1f} s]"
 
 
