@@ -113,6 +113,7 @@ def test_many_answers_are_judged_as_one_is_in_processes_that_end():
         (r"\frac{", "not an expression"),
         (r"n \equiv 4 \pmod{7}", r"'\\pmod{7}' is not supported"),
         ("proof", "'proof' is not an answer"),
+        ('["5", "proof"]', "'proof' is not an answer"),
         ("the sum of all the squares is even", "a text of 8 words"),
         ("1+" * 1001 + "1", "2003 characters"),
         ("9 (wrong)", "'wrong'"),

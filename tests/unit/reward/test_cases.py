@@ -31,6 +31,9 @@ def test_no_answer_equals_two_truths_that_differ():
         for one, other in draw.sample(pairs, 30):
             answer = hedge.format(one, other)
             assert not (equivalent(answer, one) and equivalent(answer, other)), (answer, one, other)
+        named = hedge in (r"{} \approx {}", "x = {} = {}")  # A and x may be names of the value B
+        for pair in (("5", "7"), ("5", "7") if named else ("A", "B")):
+            assert not any(equivalent(hedge.format(*pair), each) for each in pair), (hedge, pair)
 
 
 @given(st.text(alphabet=r"0123456789abcix+-*/^_=<>(){}[]|,.;:!%$\ ~" + "'\n", max_size=60))
@@ -69,6 +72,14 @@ def test_huge_values_are_compared_with_the_digits_that_they_need():
         assert not equivalent(rf"1-\frac{{1}}{{{base}^{{{power}}}}}", "1")
         assert equivalent(rf"{base}^{{{power}}}+\sqrt{{2}}", rf"\sqrt{{2}}+{base}^{{{power}}}")
         assert not equivalent(rf"{base}^{{{power}}}+\sqrt{{2}}", rf"{base}^{{{power}}}+\sqrt{{3}}")
+
+
+@pytest.mark.parametrize("amounts", PARTS["amounts"])
+def test_amounts_in_units_of_one_kind_are_equal(amounts: str):
+    first, *others = amounts.split(" = ")
+    for other in others:
+        assert equivalent(first, other) and equivalent(other, first), other
+        assert not equivalent(f"9{first}", other), other
 
 
 def test_the_truth_of_every_right_case_can_be_judged():

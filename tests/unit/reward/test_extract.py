@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from retool_mcore.reward.extract import boxes, extract_answer, last_answer, model_text
+from retool_mcore.reward.extract import boxes, extract_answer, last_answer
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("extract.jsonl").read_text("utf-8").splitlines()]
-CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(1)"}}\n</tool_call>'
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.get("response", case.get("turn")))[:40])
@@ -24,16 +23,6 @@ def test_the_answer_is_the_models_last_box_outside_of_code_and_output(case: dict
 
 def test_all_boxes_are_found_in_order():
     assert boxes(r"\boxed{1} {\boxed{2}} \boxed{\boxed{3} 4} \boxed{5") == ["1", "2", r"\boxed{3} 4"]
-
-
-def test_the_answer_after_an_output_counts_with_and_without_control_tokens():
-    plain = f"{CALL}\nuser\n<tool_response>\n5\n</tool_response>\nassistant\nIt is \\boxed{{5}}."
-    full = (
-        f"{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-        "It is \\boxed{5}.<|im_end|>"
-    )
-    assert extract_answer(plain) == extract_answer(full) == "5"
-    assert "tool_call" not in model_text(plain)
 
 
 @pytest.mark.parametrize("unit", ["\\boxed{", "{", "<tool_call>", "<code>a", "</tool_response>", "```python\n", " "])

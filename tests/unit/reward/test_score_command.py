@@ -96,8 +96,9 @@ def test_a_row_with_an_empty_truth_is_listed_and_the_others_are_judged(tmp_path)
         ({"prompt": [{"role": "user", "content": "2 + 2?"}], "reward_model": {"ground_truth": "4"}}, ()),
         ({"answer": ["4"]}, ()),
         ({"answer": "nothing", "gold": 4.0}, ("--answer", "gold")),
+        ({"output": "\\boxed{4}", "answer": "4", "response": "\\boxed{5}"}, ("--response", "output")),
     ],
-    ids=["GSM8K", "MATH", "verl", "a list of one", "a named column"],
+    ids=["GSM8K", "MATH", "verl", "a list of one", "a named column", "a named response"],
 )
 def test_the_truth_is_read_where_data_rl_finds_it(tmp_path, row, options):
     result, out = run(tmp_path, json.dumps({"response": "So \\boxed{4}.", **row}), *options)
@@ -112,9 +113,3 @@ def test_samples_of_an_evaluation_and_trajectories_of_a_run_are_scored(tmp_path,
     result, out = run(tmp_path, "\n".join(map(json.dumps, rows)))
     assert result.exit_code == 0, result.output
     assert [made["correct"] for _, made in read_jsonl(out)] == [True, False]
-
-
-def test_a_response_of_another_name_is_named(tmp_path):
-    result, out = run(tmp_path, '{"output": "\\\\boxed{4}", "answer": "4"}', "--response", "output")
-    assert result.exit_code == 0, result.output
-    assert [made["reward"] for _, made in read_jsonl(out)] == [1.0]
