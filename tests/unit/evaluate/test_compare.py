@@ -42,9 +42,18 @@ def test_the_interval_is_paired_and_resamples_problems():
     # One of two problems gained: half of the draws contain it once, a quarter never.
     comparison = compare(report("0000", "0000"), report("1111", "0000"))
     assert (comparison.low, comparison.difference, comparison.high) == (0.0, 0.5, 1.0)
+    assert list(comparison_lines(comparison)) == [
+        "0.000 to 0.500: +0.500, 95 % interval +0.000 to +1.000, paired over 2 problems",
+        "The interval contains 0: the difference may be chance.",
+        "Only the second solves 1 problems; only the first solves 0.",
+        "  + problem 0 (truth 7): 0/4 right, then 4/4",
+    ]
     # The difference of each problem is a quarter, whatever its difficulty.
     comparison = compare(report("1000", "1100", "1110"), report("1100", "1110", "1111"))
     assert (comparison.low, comparison.difference, comparison.high) == pytest.approx((0.25, 0.25, 0.25))
+    assert [line.split(":")[0] for line in comparison_lines(comparison)] == [
+        *("0.500 to 0.750", "Only the second solves 1 problems; only the first solves 0.", "  + problem 1 (truth 7)"),
+    ]
 
 
 def test_other_problems_are_not_compared():

@@ -1,10 +1,7 @@
 """`retool eval` without a configuration, and of a server's URL."""
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate import cases
 from retool_mcore.evaluate.cases import default_config, model_of_server
 from retool_mcore.platforms.cuda.platform import Cuda
+from retool_mcore.rollout.sglang_http import SglangEngine
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def test_the_papers_rollout_is_as_long_as_the_model_allows(model: Path, tokens: 
     run = default_config(longest(model, tokens), [])
     assert (run.data.max_prompt_tokens, run.rollout.max_response_tokens) == (prompt, response)
     assert (run.rollout.max_turns, run.validation.temperature, run.validation.top_p) == (8, 1.0, 0.6)
-    assert run.validation.n == 8
+    assert (run.validation.n, run.run.trackers, run.cluster.gpus_per_node, run.model.dtype) == (8, [], 1, "float32")
     changed = default_config(str(model), ["rollout.protocol=retool", "validation.top_p=0.9"])
     assert (changed.rollout.protocol, changed.validation.top_p) == ("retool", 0.9)
     with pytest.raises(ConfigError, match=r"rollout\.topp is not a setting.*\(command line\)"):
@@ -54,25 +52,14 @@ def test_a_machine_of_several_gpus_is_filled(model: Path, monkeypatch: pytest.Mo
     assert len(EightGpus().server_devices(default_config(str(model), ["rollout.engine_tp=2"]))) == 4
 
 
-@contextmanager
-def server(answer: dict[str, object]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
+@pytest.mark.parametrize(
+    ("answer", "model"),
+    [({"model_path": "a", "tokenizer_path": "b"}, "b"), ({"model_path": "a"}, "a"), ({}, None)],
+)
+def test_a_server_reports_its_model(monkeypatch: pytest.MonkeyPatch, answer: dict[str, object], model: str | None):
+    async def model_info(self: SglangEngine) -> dict[str, object]:
+        return answer if self.url == "http://here" else {}
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_port}"
-        http.shutdown()
-
-
-def test_a_server_reports_its_model():
-    with server({"model_path": "weights", "tokenizer_path": "model", "is_generation": True}) as url:
-        assert model_of_server(url) == "model"
-    with server({"status": "ok"}) as url, pytest.raises(ConfigError, match="Use --model DIRECTORY --url"):
-        model_of_server(url)
+    monkeypatch.setattr(SglangEngine, "model_info", model_info)
+    with nullcontext() if model else pytest.raises(ConfigError, match="Use --model DIRECTORY --url http://here"):
+        assert model_of_server("http://here") == model

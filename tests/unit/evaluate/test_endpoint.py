@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from retool_mcore.cli.main import all_commands
 from retool_mcore.config import load_evaluation
 from retool_mcore.evaluate.cases import Case, evaluate_many
+from retool_mcore.evaluate.endpoint import base_url
 from retool_mcore.reward.response import Response
 from retool_mcore.rollout.tools import Tool, ToolContext
 from retool_mcore.run.folder import lock_run
@@ -162,6 +163,7 @@ def test_its_samples_open_in_the_viewer_without_tokens(server: ScriptedApi, tmp_
     assert [body["max_tokens"] for _, body, _ in server.requests] == [16384, 16374], "one budget for all turns"
     assert not [name for name in report["behavior"] if "token" in name or "position" in name]
     assert "response_ids" not in row(tmp_path)
+    assert row(tmp_path)["behavior"]["repairs"] == {}, "arguments are JSON in a text, as the API says"
     page = tmp_path / "view.html"
     result = CliRunner().invoke(all_commands(), ["view", str(tmp_path / "out/served"), "--out", str(page)])
     assert result.exit_code == 0, result.output
@@ -175,6 +177,15 @@ def test_the_inline_protocol_is_not_asked_of_an_api(server: ScriptedApi, tmp_pat
     code, output, _ = evaluate(server, tmp_path, "--protocol", "retool")
     assert code == 2 and server.requests == []
     assert "Serve the model with SGLang, and name that server in --url" in " ".join(output.split())
+
+
+def test_without_the_tool_none_is_offered_and_a_cut_response_may_have_its_answer(server: ScriptedApi, tmp_path: Path):
+    server.script = [chat("\\boxed{579}, because", finish="length")]
+    _, _, report = evaluate(server, tmp_path, "--tool", "off", "validation.temperature=0.7")
+    ((_, body, _),) = server.requests
+    assert "tools" not in body and (body["temperature"], body["top_p"]) == (0.7, 0.6)
+    assert (report["tool"], report["accuracy"], report["behavior"]["behavior/stop/length"]) == (False, 1.0, 1.0)
+    assert {base_url(url) for url in ("http://h", "http://h/", "http://h/v1", "http://h/v1/")} == {"http://h/v1"}
 
 
 def test_the_model_reads_that_its_arguments_are_not_json(server: ScriptedApi, tmp_path: Path):
@@ -217,16 +228,17 @@ class Known(Tool):
         return f"it is {state}"
 
 
-def limited(response: Response) -> dict[str, float]:
-    return {"score": 0.0, "acc": float(response.timeout_s == 7.5)}
+def informed(response: Response) -> dict[str, float]:
+    seen = (response.timeout_s, response.truth, response.answer, response.text, response.behavior["calls"])
+    return {"score": 0.0, "acc": float(seen == (7.5, "579", None, "\nit is 579\nno answer", 1))}
 
 
-def test_a_users_tool_sees_the_truth_and_their_reward_the_limit(server: ScriptedApi, tmp_path: Path):
+def test_a_users_tool_sees_the_truth_and_their_reward_the_trajectory(server: ScriptedApi, tmp_path: Path):
     call = chat(None, "")
     call["choices"][0]["message"]["tool_calls"][0]["function"] = {"name": "known", "arguments": "{}"}
     server.script = [call, chat("no answer")]
     tools = f'rollout.tools=["code_interpreter", "{__name__}:Known"]'
-    own = ("reward.timeout_s=7.5", f"reward.function={__name__}:limited")
+    own = ("reward.timeout_s=7.5", f"reward.function={__name__}:informed")
     _, output, report = evaluate(server, tmp_path, tools, *own)
     assert server.requests[1][1]["messages"][-1]["content"] == "it is 579"
     assert report["accuracy"] == 1.0, output
@@ -255,11 +267,14 @@ def test_concurrency_limits_the_samples_in_flight(server: ScriptedApi, tmp_path:
     code, output, _ = evaluate(server, tmp_path, "--n", "6", "--concurrency", "3")
     assert code == 0, output
     assert server.most == 3
+    server.script, server.most = [chat("\\boxed{579}") for _ in range(6)], 0
+    evaluate(server, tmp_path / "default", "--n", "6", "rollout.max_running_requests=2")
+    assert server.most == 4, "twice as many as the engines run"
 
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(404, "The model `org/served` does not exist."), (400, "maximum context length is 8 tokens")],
+    [(404, "The model `org/served` does not exist."), (400, "maximum context length is 8 tokens"), (200, "busy")],
 )
 def test_a_refused_first_request_is_one_line(server: ScriptedApi, tmp_path: Path, status: int, message: str):
     """Also for a prompt beyond the context, because the response is not too long."""
@@ -298,27 +313,35 @@ def test_calls_that_the_server_leaves_in_the_text_are_parsed_and_a_larger_n_adds
 def test_cases_share_one_sandbox_with_a_worker_for_each_core(
     server: ScriptedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    workers: list[int] = []
+    options_of: list[dict[str, Any]] = []
     during: list[bool] = []
+    told: list[Any] = []
+    own = ["sandbox.python=/own/python", "sandbox.preload=['numpy']"]
 
     def opened(where: Any, **options: Any) -> InProcessSandbox:
-        workers.append(options["workers"])
+        options_of.append({"where": where, **options})
         return InProcessSandbox()
 
     monkeypatch.setattr("retool_mcore.evaluate.cases.open_sandbox", opened)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
-    for name, setting in (("few", 8), ("many", 64)):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(128)))
+    for name, setting in (("few", ("sandbox.workers=200",)), ("many", ("sandbox.workers=8", "sandbox.sessions=100"))):
         server.script = [chat(None, "print(123 + 456)"), chat("\\boxed{579}")] * 2
         evaluate_many(
-            load_evaluation(Path("configs/rl_tiny_cpu.toml"), [*LOCAL, f"sandbox.workers={setting}"]),
+            load_evaluation(Path("configs/rl_tiny_cpu.toml"), [*LOCAL, *own, *setting]),
             [Case(name=model, model=model) for model in ("first", "second")],
             endpoint=server.url,
             data=[problems(tmp_path)],
             out=tmp_path / name,
             n=1,
+            on_start=lambda *words: told.append(words),
+            on_stage=told.append,
             on_sample=lambda name, right: during.append(right and InProcessSandbox.is_open[-1]),
         )
-    assert workers == [16, 64] and during == [True] * 4
+    same = {"where": ["local"], "min_level": "rlimits", "python": "/own/python", "preload": ["numpy"]}
+    assert options_of == [same | {"workers": 200, "sessions": 0}, same | {"workers": 128, "sessions": 128}]
+    stages = ["connecting to the server", "sampling the first answers"]
+    one, two = [("first", 0, 1), "starting the sandbox", *stages], [("second", 0, 1), *stages]
+    assert told == [*one, *two, *one, *two] and during == [True] * 4
     assert InProcessSandbox.is_open == [False, False], "each evaluation closes its sandbox"
 
 

@@ -29,6 +29,8 @@ def test_a_bare_problem_is_asked_as_the_model_was_and_a_files_own_turns_stay(tmp
     assert bare.in_format(None) == bare and bare.messages == PromptFormat().messages("1 + 1?")
     with pytest.raises(DataError, match=r"line 1, column answer: the answer is None.* leaves such rows out"):
         read_problems([jsonl(tmp_path / "none.jsonl", {"problem": "1 + 1?", "answer": None})])
+    with pytest.raises(DataError, match=r"empty\.jsonl: the file has no problems"):
+        read_problems([jsonl(tmp_path / "empty.jsonl")])
     turns = [{"role": "user", "content": "1 + 1?"}]
     row = {"prompt": turns, "reward_model": {"ground_truth": "2"}}
     (own,) = read_problems([jsonl(tmp_path / "q.jsonl", row)])

@@ -16,11 +16,12 @@ from retool_mcore.config import EvaluationConfig, load_evaluation
 from retool_mcore.data.task_model import write_model
 from retool_mcore.errors import ConfigError, RolloutError
 from retool_mcore.evaluate import servers
-from retool_mcore.evaluate.servers import Servers, SpreadEngine
+from retool_mcore.evaluate.servers import CONNECTING, Servers, SpreadEngine
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.base import PREFILLS_ENV
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
+from retool_mcore.run.start import STAGES
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -116,16 +117,15 @@ def test_each_server_has_its_devices_its_seed_its_log_and_the_runs_engine_args(
         assert len(running) == 2
         assert running.urls_of(str(model)) == ["http://0", "http://1"]
     assert fake.calls == ["start", "start", "wait", "wait", "stop", "stop"]
-    assert [each["env"] for each in fake.made] == [{PREFILLS_ENV: "0"}] * 2
-    assert [(each["devices"], each["tp"], each["log_path"].name) for each in fake.made] == [
-        ([0, 1], 2, "server_0.log"),
-        ([2, 3], 2, "server_1.log"),
-    ]
     options = {"dtype": "float32", "max_running_requests": 1, "engine_args": {"sampling_backend": "own"}}
     command = get_platform("cpu").sglang_command("model", 1, **options)
     assert command[command.index("--sampling-backend") + 1] == "own", "and not the platform's"
     shared = {"attention_backend": "triton", "enable_metrics": True, "cuda_graph_backend_prefill": "disabled"}
-    assert [each["engine_args"] for each in fake.made] == [shared | {"random_seed": 7}, shared | {"random_seed": 8}]
+    same = {"model": str(model), "dtype": "bfloat16", "tp": 2, "max_running_requests": 256, "env": {PREFILLS_ENV: "0"}}
+    assert fake.made == [
+        same | {"engine_args": shared | {"random_seed": seed}, "devices": devices, "log_path": tmp_path / log}
+        for seed, devices, log in ((7, [0, 1], "server_0.log"), (8, [2, 3], "server_1.log"))
+    ]
 
 
 async def test_a_trajectory_stays_with_its_engine_and_all_engines_are_used():
@@ -160,7 +160,10 @@ def tiny(tokenizer: Any, tmp_path: Path) -> tuple[Servers, Path, Path]:
 
 def test_the_next_models_weights_go_to_the_running_server(fake: type[FakeServer], tiny: tuple[Servers, Path, Path]):
     running, first, second = tiny
+    assert running.stage(str(first)) == STAGES["engines"]
     urls = running.urls_of(str(first))
+    stages = [running.stage(str(model)) for model in (first, second)]
+    assert stages == [CONNECTING, "loading the model's weights into the engines"]
     assert running.urls_of(str(first)) == urls  # the same model without its tool
     assert running.urls_of(str(second)) == urls
     assert (len(fake.made), fake.loaded) == (1, {urls[0]: str(second)})
@@ -171,6 +174,7 @@ def test_the_next_models_weights_go_to_the_running_server(fake: type[FakeServer]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 7}))
     assert running.urls_of(str(first)) != urls, "another architecture needs another server"
     assert [each["model"] for each in fake.made] == [str(first), str(first)]
+    assert fake.calls == ["start", "wait", "stop", "start", "wait"], "a device has room for one model"
     with pytest.raises(ConfigError, match="serves one model, but there are 2 models"):
         Servers(load_evaluation(CONFIGS / "rl_tiny_cpu.toml", []), first, "http://x", ["a", "b"])
 
