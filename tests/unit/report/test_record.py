@@ -86,10 +86,11 @@ def test_a_growing_file_is_read_on_and_a_replaced_one_afresh(tmp_path: Path):
 
 def test_runs_are_found_below_a_root_but_not_inside_runs(tmp_path: Path):
     write_run(tmp_path / "b")
-    write_run(tmp_path / "a" / "deep" / "one")
+    write_run(tmp_path / "a" / "very" / "deep" / "one")
+    write_run(tmp_path / "a" / "much" / "too" / "deep" / "one")
     write_run(tmp_path / "b" / "checkpoints" / "inner")
     (tmp_path / "elsewhere").symlink_to(tmp_path / "a")
-    assert runs_below(tmp_path) == [tmp_path / "a" / "deep" / "one", tmp_path / "b"]
+    assert runs_below(tmp_path) == [tmp_path / "a" / "very" / "deep" / "one", tmp_path / "b"]
     assert runs_below(tmp_path / "b") == [tmp_path / "b"]
 
 
@@ -100,7 +101,9 @@ def state(folder: Path) -> State:
 def test_a_real_run_has_ended_and_its_export_is_evaluated_next():
     found = state(QUICKSTART / "tool_rl")
     assert (found.name, found.stage) == ("ended", "exported")
-    assert found.next_command.startswith("retool eval ") and "--model tool_rl=" in found.next_command
+    run = QUICKSTART / "tool_rl"
+    words = ["retool", "eval", f"{run}/config.toml", "--model", f"tool_rl={run}/export", "--out", f"{run}/eval"]
+    assert shlex.split(found.next_command) == words
     assert state(QUICKSTART / "sft").next_command == f"retool rl CONFIG model.path={QUICKSTART / 'sft' / 'export'}"
 
 
@@ -121,16 +124,24 @@ def test_a_run_that_ended_early_was_not_killed(tmp_path: Path):
     assert (found.name, found.next_command.split()[-2:]) == ("ended", ["--checkpoint", "best"])
     assert found.stage == "early, after step 6: best val/accuracy 0.5 at step 2, no improvement in 2 validations"
     (run / "best.json").write_text(best.up_to(4).to_json())
-    assert state(run).name == "killed"
+    for step, file in ((4, "state.json"), (6, "data.pt")):
+        (run / f"checkpoints/global_step_{step}").mkdir(parents=True)
+        (run / f"checkpoints/global_step_{step}" / file).touch()
+    found = state(run)
+    assert (found.name, found.stage) == ("killed", "after step 6; checkpoint of step 4")
 
 
 def test_the_stage_of_a_start_is_told_while_it_runs_and_when_it_was_killed(tmp_path: Path):
     run = write_run(tmp_path / "run")
+    command = f"retool rl {run}/config.toml"
+    assert state(run) == State(name="not started", stage="never started", next_command=command)
     start.begin(run, "checks")
     start.begin(run, "engines")
     with lock_run(run):
         assert state(run).stage == "starting the rollout engines"
-    assert state(run).stage == "while starting the rollout engines; no checkpoint"
+        assert state(run).next_command == f"retool watch {run}"
+    stage = "while starting the rollout engines; no checkpoint"
+    assert state(run) == State(name="killed", stage=stage, next_command=command)
 
 
 def test_a_start_has_come_to_its_first_row_whatever_was_done_to_the_clock(tmp_path: Path):

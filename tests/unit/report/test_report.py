@@ -1,5 +1,6 @@
 """Reports show what the files contain, name what they lack, and let no name become markup."""
 
+import json
 import os
 import re
 from html.parser import HTMLParser
@@ -11,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retool_mcore.config.reference import reference
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.report.build import write_report
-from retool_mcore.report.charts import HEIGHT, MANY_POINTS, MAX_POINTS, WIDTH, Line, line_chart, thinned
+from retool_mcore.report.charts import HEIGHT, MANY_POINTS, MAX_POINTS, WIDTH, Bar, Line, bar_chart, line_chart, thinned
 from retool_mcore.report.evaluations import all_reports, before_and_after
 from retool_mcore.report.facts import changed_settings
+from retool_mcore.report.numbers import duration, number
 from retool_mcore.report.record import read_run
 from retool_mcore.report.sections import LOST, time_spent
 from tests.unit.report.generated import QUICKSTART, steps, write_evaluation, write_run
@@ -68,21 +69,16 @@ def test_the_quickstarts_report_tells_what_happened(tmp_path: Path):
         *("behaviour", "dropped-cut-and-malformed", "throughput"),
         *("where-the-time-went", "settings", "versions-and-hardware"),
     ]
+    text = (tmp_path / "report.html").read_text()
+    assert text.index("<details>") > text.index('id="warnings"'), "the first sections are unfolded"
     assert "0.322 → 0.918" in made.text("at-a-glance") and "24 of 24" in made.text("at-a-glance")
-    assert "+0.596 (+0.551 to +0.641)" in made.text("before-and-after")
     models = made.text("the-models")
     assert "sft with the tool 64 0.322 (0.281 to 0.363) sft text only" in models, "the first has no difference"
     assert "tool_rl with the tool 64 0.918 (0.895 to 0.941) +0.596 (+0.551 to +0.641)" in models
-    assert "sft: text only, then with the tool +0.322 (+0.281 to +0.363) 6 / 0" in models
-    assert "tool_rl, with the tool, then text_rl, text only -0.918 (-0.941 to -0.895) 0 / 64" in models
     assert "Loss, SFT" in made.text("learning") and "Accuracy, RL" in made.text("learning")
-    for title in ("Code ratio", "Lines of code", "Code pass rate", "Position of the first call"):
-        assert title in made.text("behaviour")
-    for title in ("Response length", "Self-corrections"):
-        assert title in made.text("behaviour")
-    assert "update actor" in made.text("where-the-time-went")
     assert "trajectories dropped by outages 0 0" in made.text("dropped-cut-and-malformed")
-    assert "algorithm.clip" not in made.text("settings") and "rollout.max_turns" in made.text("settings")
+    assert not {"algorithm.clip", "optim.betas", "parallel.tp", "verl_overrides"} & set(made.text("settings").split())
+    assert "rollout.max_turns" in made.text("settings")
 
 
 def test_a_page_is_one_file_that_loads_nothing(tmp_path: Path):
@@ -100,8 +96,7 @@ def test_what_is_missing_is_named_and_not_made_up(tmp_path: Path):
     made = page(tmp_path, write_run(tmp_path / "bare", rows=[{"step": 1, "critic/rewards/mean": 0.5}]))
     assert "no evaluation of its export" in made.text("before-and-after")
     assert "Not recorded: Accuracy, Policy loss" in made.text("learning")
-    assert "Not recorded: Code ratio" in made.text("behaviour")
-    assert "No MFU of bare" in made.text("throughput")
+    assert (tmp_path / "report.html").read_text().count("No MFU of bare") == made.text("throughput").count("MFU") == 1
     assert "bare: the run recorded no phases" in made.text("where-the-time-went")
     assert "Not recorded." in made.text("dropped-cut-and-malformed")
     assert "the run did not record versions and hardware" in made.text("versions-and-hardware")
@@ -113,30 +108,125 @@ def test_a_run_without_any_step_has_a_report(tmp_path: Path, kind: str):
     assert "0 of 10" in made.text("at-a-glance") and "svg" not in made.tags
 
 
-def test_mfu_and_the_machine_are_told_where_they_were_recorded(tmp_path: Path):
-    run = write_run(tmp_path / "run", rows=steps(5, mfu=0.41, tokens_per_s=1000.0, **{"timing_s/step": 3.0}))
-    (run / "environment.json").write_text('{"versions": {"torch": "2.13.0"}, "hardware": {"driver": "8 x H200"}}')
-    made = page(tmp_path, run)
-    assert "MFU 41.0%" in made.text("at-a-glance") and "No MFU" not in made.text("throughput")
-    assert "8 x H200" in made.text("versions-and-hardware") and "2.13.0" in made.text("versions-and-hardware")
+def test_the_tiles_are_of_the_steps_after_the_first_and_of_the_last_five(tmp_path: Path):
+    rows = steps(7)
+    for row, rate in zip(rows, (9.0, 100.0, 300.0, 1200.0, 200.0, 5000.0, 8000.0), strict=True):
+        row |= {"tokens_per_s": rate, "mfu": rate / 1e4, "timing_s/step": rate, "accuracy": row["step"] / 10}
+        row["perf/throughput"] = rate / 10
+    sft = [{"step": n, "loss": 9.0, "val_loss": 5.0 / n, "tokens_per_s": 10.0 * n} for n in (1, 2, 3)]
+    first = write_run(tmp_path / "a", rows=rows)
+    second = write_run(tmp_path / "b", kind="sft", rows=sft, model={"path": "models/other"})
+    third = write_run(tmp_path / "deep" / "a", rows=[{"step": 0, "val/accuracy": 0.25}])
+    made = page(tmp_path, first, second, third)
+    kinds = "Reinforcement learning, supervised fine-tuning"
+    assert f"{first}, b and {third} {kinds}, from models/start and models/other" in made.text("")
+    assert made.text("at-a-glance") == (
+        f"At a glance {first} steps 7 of 10 killed: after step 7; no checkpoint accuracy 0.500 mean of the last 5 "
+        "steps, on training prompts tokens per second 750 MFU 7.5% time per step 12 min 30 s median, without "
+        "validation b steps 3 of 10 killed: after step 3; no checkpoint validation loss 1.667 nats per token; first "
+        f"value: 5 tokens per second 20 {third} steps 0 of 10 killed: after step 0; no checkpoint held-out accuracy "
+        "0.250 validation at step 0"
+    )
+    assert "tokens per second and device 75 not recorded not recorded" in made.text("throughput")
+    assert f"No calls in {first}, {third}, so" in made.text("behaviour")
+    assert f"No MFU of b, {third}: no row has it." in made.text("throughput")
 
 
-def test_warnings_malformed_calls_and_the_parts_of_an_own_reward_are_in_the_report(tmp_path: Path):
-    metrics = {"actor/grad_norm": 0.0, "behavior/malformed/json": 0.5, "behavior/calls": 0.5, "reward/tests": 0.25}
-    made = page(tmp_path, write_run(tmp_path / "run", rows=steps(4, **metrics)))
-    assert "grad_norm of step 4 is 0" in made.text("warnings")
-    assert "50% of the calls of the last 4 steps were malformed" in made.text("warnings")
-    assert "malformed calls per trajectory: json 0.5" in made.text("dropped-cut-and-malformed")
-    assert "reward part: tests 0.25" in made.text("dropped-cut-and-malformed")
-    text = (tmp_path / "report.html").read_text()
-    assert text.index("</details>") > text.index('id="warnings"') > text.index('id="learning"')
-    assert text.count("MFU") == 1
+def test_of_what_was_dropped_counts_are_added_and_shares_averaged(tmp_path: Path):
+    shown = {
+        "rollout/dropped": "trajectories dropped by outages 10",
+        "rollout/refilled_prompts": "replacement prompts 20",
+        "training/filter_groups/discarded_surplus_samples": "surplus trajectories of algorithm.filter_groups 30",
+        "behavior/stop/length": "responses cut off at the token limit (mean share) 10",
+        "behavior/stop/no_room": "responses ended because a result did not fit (mean share) 12.5",
+        "behavior/stop/turns": "responses ended by the limit of turns (mean share) 15",
+        "behavior/stop/malformed_calls": "responses ended by malformed calls (mean share) 17.5",
+        "behavior/stop/tool_time": "responses ended by the limit of tool time (mean share) 20",
+        "behavior/cut_tokens": "tokens cut from results, per trajectory 22.5",
+        "reward/check_failed": "answers whose check failed (mean share) 25",
+    }
+    rows = steps(4)
+    for row in rows:
+        row |= {metric: place * row["step"] for place, metric in enumerate(shown, 1)}
+    rows[1] |= {"behavior/malformed/no_fence": 0.5, "reward/own_part": 2.0}  # 0 in the other steps
+    runs = write_run(tmp_path / "a", rows=rows), write_run(tmp_path / "b", rows=steps(1))
+    text = page(tmp_path, *runs, write_run(tmp_path / "sft", kind="sft")).text("dropped-cut-and-malformed")
+    words = " ".join(f"{each} not recorded" for each in shown.values())
+    named = "malformed calls per trajectory: no fence 0.125 0 reward part: own part 0.5 0"
+    assert text.startswith(f"Dropped, cut and malformed over all steps a b {words} {named} At its start, SFT prints")
 
 
-def test_dropped_trajectories_add_up_over_steps(tmp_path: Path):
-    rows = steps(4, **{"rollout/dropped": 2.0, "behavior/stop/length": 0.25})
-    text = page(tmp_path, write_run(tmp_path / "run", rows=rows)).text("dropped-cut-and-malformed")
-    assert "trajectories dropped by outages 8" in text and "cut off at the token limit (mean share) 0.25" in text
+def marked(folder: Path) -> list[str]:
+    """The first cells of the marked rows."""
+    return re.findall(r'<tr class="marked"><td[^>]*>(.*?)</td>', (folder / "report.html").read_text())
+
+
+def test_models_are_compared_on_each_set_of_problems(tmp_path: Path):
+    runs = write_run(tmp_path / "a"), write_run(tmp_path / "b", rollout={"tools": []})
+    evaluations = [
+        ("models/start", True, [0, 0, 4, 4]),
+        ("models/start", False, [0, 0, 0, 4]),
+        (f"{runs[0]}/export", True, [4, 1, 4, 4]),
+        (f"{runs[1]}/export", False, [4, 0, 0, 4]),
+    ]
+    for place, (model, tool, right) in enumerate(evaluations):
+        write_evaluation(tmp_path / "evaluations" / str(place), model, right, tool=tool)
+    write_evaluation(runs[1] / "eval" / "b", f"{runs[1]}/export", [0, 0, 4, 0])
+    write_evaluation(runs[0] / "eval" / "a", f"{runs[0]}/export", [4, 2], tool=False, data="other.parquet")
+    made = page(tmp_path, *runs)
+    start, tool = "start model (start)", "with the tool"
+    assert made.text("the-models").partition(" Gained / lost: ")[0] == (
+        "The models Problems: held_out.parquet model tool problems accuracy difference to the first "
+        f"{start} {tool} 4 0.500 (0.450 to 0.550) {start} text only 4 0.250 (0.200 to 0.300) "
+        f"a {tool} 4 0.812 (0.762 to 0.863) +0.312 (+0.000 to +0.750) "
+        f"b {tool} 4 0.250 (0.200 to 0.300) -0.250 (-0.750 to +0.000) "
+        "b text only 4 0.500 (0.450 to 0.550) +0.250 (+0.000 to +0.750) paired by problem difference gained / lost "
+        f"{start}: text only, then {tool} +0.250 (+0.000 to +0.750) 1 / 0 "
+        f"b: text only, then {tool} -0.250 (-1.000 to +0.500) 1 / 2 "
+        f"a, {tool}, then b, text only -0.312 (-0.750 to +0.000) 0 / 1 "
+        f"a, {tool}, then b, {tool} -0.562 (-1.000 to -0.125) 0 / 2"
+    )
+    assert made.text("before-and-after").partition(" Intervals are ")[0] == (
+        "Before and after run problems before after difference "
+        f"a 4 problems, mean@4, {tool} 0.500 (0.450 to 0.550) 0.812 (0.762 to 0.863) +0.312 (+0.000 to +0.750) "
+        "a 4 problems, mean@4, text only 0.250 (0.200 to 0.300) not evaluated "
+        "a 2 problems, mean@4, text only not evaluated 0.750 (0.700 to 0.800) "
+        "b 4 problems, mean@4, text only 0.250 (0.200 to 0.300) 0.500 (0.450 to 0.550) +0.250 (+0.000 to +0.750) "
+        f"b 4 problems, mean@4, {tool} 0.500 (0.450 to 0.550) 0.250 (0.200 to 0.300) -0.250 (-0.750 to +0.000)"
+    )
+    assert marked(tmp_path) == ["a", "b", "rollout.tools", "run.name"]
+    assert "held-out accuracy 0.500 → 0.812 4 problems, with the tool b " in made.text("at-a-glance")
+    assert "held-out accuracy 0.250 → 0.500 4 problems, text only" in made.text("at-a-glance")
+
+
+def test_settings_and_machines_of_two_runs_stand_side_by_side(tmp_path: Path):
+    one = write_run(tmp_path / "one", cluster={"nodes": 2, "gpus_per_node": 8}, optim={"lr": 1e-3}, old={"key": True})
+    two = write_run(tmp_path / "two", kind="sft", optim={"lr": 1e-3}, run={"platform": "cuda"})
+    (one / "environment.json").write_text('{"versions": {"torch": "2.13.0"}, "hardware": {"driver": "580"}}')
+    (two / "environment.json").write_text('{"versions": {"torch": "2.13.0", "verl": "0.9.1"}}')
+    made = page(tmp_path, one, two)
+    assert made.text("versions-and-hardware") == (
+        "Versions and hardware hardware one two platform cpu cuda devices (nodes x GPUs) 2 x 8 1 x not recorded "
+        "driver 580 not recorded versions one two torch 2.13.0 2.13.0 verl not recorded 0.9.1"
+    )
+    root = json.dumps(str(tmp_path))
+    assert made.text("settings") == (
+        f'Settings differs from the default one two default run.root {root} {root} "runs" cluster.nodes 2 not set 1 '
+        "old.key true not set not a setting of this version "
+        'has no default one two run.name "one" "two" run.platform "cpu" "cuda" cluster.gpus_per_node 8 not set '
+        'model.path "models/start" "models/start" optim.lr 0.001 0.001 train.steps 10 10 '
+        "Marked rows differ between the runs."
+    )
+    keys = ["cluster.nodes", "old.key", "run.name", "run.platform", "cluster.gpus_per_node"]
+    assert marked(tmp_path) == [*keys, "platform", "devices (nodes x GPUs)", "driver", "verl"]
+
+
+def drawn(svg: str) -> list[tuple[str, ...]]:
+    """Tip, colour and dashes of each line; then text and dashes of the legend's entries."""
+    lines = re.findall(r'<g style="color: var\(--series-(\d).*?<title>(.*?)</title>\n<path (.*?)/>', svg, re.DOTALL)
+    keys = re.findall(r'y2="9" stroke-width="1.9"(.*?)/>\n<text [^>]*>(.*?)<', svg)
+    found = [(tip, colour, path) for colour, tip, path in lines] + [(text, line) for line, text in keys]
+    return [(*words, *re.findall(r'dasharray="(.*?)"', last)) for *words, last in found]
 
 
 @pytest.mark.parametrize("form", [".html", ".md"])
@@ -208,52 +298,56 @@ def test_a_folder_named_by_the_user_is_searched_too(tmp_path: Path):
     run = read_run(write_run(tmp_path / "runs" / "run"))
     far = write_evaluation(tmp_path / "far" / "deep" / "after", f"{tmp_path}/runs/run/export", [1, 2])
     assert before_and_after(run, all_reports([run], ())[0]) == []
-    (pair,) = before_and_after(run, all_reports([run], [tmp_path / "far"])[0])
-    assert pair.after and pair.after.path.parent == far
+    for named in (tmp_path / "far", far / "report.json"):
+        (pair,) = before_and_after(run, all_reports([run], [named])[0])
+        assert pair.after and pair.after.path.parent == far
 
 
 def test_validations_of_several_runs_stand_side_by_side_with_intervals(tmp_path: Path):
     runs = []
     for name, first, last in (("with_tool", 0.25, 0.75), ("without_tool", 0.25, 0.5)):
-        rows = steps(3, reward=0.0)
+        rows = steps(3, accuracy=first)
         for row, accuracy in ((rows[0], first), (rows[1], 0.8), (rows[2], last)):
             row |= {"val/accuracy": accuracy, "val/accuracy/low": accuracy - 0.1, "val/accuracy/high": accuracy + 0.1}
         runs.append(write_run(tmp_path / name, rows=rows))
-    made = page(tmp_path, *runs)
+    sft = write_run(tmp_path / "sft", kind="sft", rows=steps(3, accuracy=1.0))
+    made = page(tmp_path, sft, *runs)
     text = made.text("before-and-after")
     both = "step 1: 0.250 (0.150 to 0.350)", "step 2: 0.800 (0.700 to 0.900)"
     assert f"with_tool {both[0]} step 3: 0.750 (0.650 to 0.850) {both[1]}" in text
     assert f"without_tool {both[0]} step 3: 0.500 (0.400 to 0.600) {both[1]}" in text
     glance = made.text("at-a-glance")
     assert "0.250 → 0.750 validation at step 3, 95 %: 0.650 to 0.850" in glance and "0.250 → 0.500" in glance
+    assert drawn((tmp_path / "report.html").read_text()) == [
+        *(("with_tool train: 0.25 at step 3", "1"), ("with_tool validation: 0.75 at step 3", "1", "5 3")),
+        *(("without_tool train: 0.25 at step 3", "2"), ("without_tool validation: 0.5 at step 3", "2", "5 3")),
+        *(("with_tool",), ("without_tool",), ("train",), ("validation", "5 3")),
+    ]
+    page(tmp_path, runs[0])
+    assert drawn((tmp_path / "report.html").read_text()) == [
+        *(("with_tool train: 0.25 at step 3", "0"), ("with_tool validation: 0.75 at step 3", "1")),
+        *(("train",), ("validation",)),
+    ]
 
 
 def test_hours_are_told_over_the_whole_run_with_what_a_kill_lost(tmp_path: Path):
     rows = steps(4, seconds=10.0, **{"timing_s/step": 8.0, "timing_s/gen": 6.0, "timing_s/other": 2.0})
     for row in rows:
-        row["timing_s/tool_wait"] = 1.0  # a part of gen
-    for row in rows:
-        row["timing_s/between_steps"] = 2.0
-    rows[0] |= {"timing_s/start": 30.0, "timing_s/start/ray": 30.0}
+        row |= {"timing_s/tool_wait": 1.0, "timing_s/engine_sleep": 0.5, "timing_s/between_steps": 2.0}  # gen has two
+    rows[0] |= {"timing_s/start": 30.0, "timing_s/start/ray": 30.0, "timing_s/other": 1.9, "timing_s/adv": 0.1}
     for row in rows[2:]:
         row["unix_s"] += 100.0  # killed after step 2, started again
     rows[2] |= {"timing_s/start": 40.0}
-    run = write_run(tmp_path / "run", rows=rows)
+    before = {"step": 0, "unix_s": rows[0]["unix_s"] - 35.0, "timing_s/testing": 25.0}  # is in the first start
+    run = write_run(tmp_path / "run", rows=[before, *rows])
     text = page(tmp_path, run, write_run(tmp_path / "other", kind="sft")).text("where-the-time-went")
     whole = 30 + 10 + 3 * 10 + 100  # the first start and step, three steps on, the gap
-    assert f"starts 1 min 10 s, {70 / whole:.0%} generation 20 s, {20 / whole:.0%}" in text
-    assert "tool wait 4 s" in text
+    assert f"starts 1 min 10 s, {70 / whole:.0%} generation 18 s, {18 / whole:.0%}" in text
     assert f"{LOST} 1 min 0 s, {60 / whole:.0%}" in text and "2 min 50 s in total" in text
-    assert sum(time_spent(read_run(run)).values()) == pytest.approx(whole)
-
-
-def test_a_real_runs_changes_are_those_that_its_file_makes():
-    found = {setting.key: setting for setting in changed_settings([read_run(QUICKSTART / "tool_rl")])}
-    assert found["run.root"].values == ('"runs/quickstart"',) and found["run.root"].default == '"runs"'
-    assert found["model.path"].default == "required" and not found["model.path"].has_default
-    defaults = {entry.key: entry.default for entry in reference(("rl",)) if entry.kind}
-    assert all(setting.values[0] != defaults[key] for key, setting in found.items())
-    assert "optim.betas" not in found and "parallel.tp" not in found and "verl_overrides" not in found
+    seconds = {"starts": 70, "generation": 18, "between steps": 8, "other": 7.9, "tool wait": 4, "engine sleep": 2}
+    seconds |= {"smaller phases": 0.1, LOST: 60}
+    spent = time_spent(read_run(run))
+    assert spent == pytest.approx(seconds) and list(spent) == list(seconds)
 
 
 def test_a_default_that_is_another_keys_value_is_compared_with_that(tmp_path: Path):
@@ -261,14 +355,6 @@ def test_a_default_that_is_another_keys_value_is_compared_with_that(tmp_path: Pa
     assert "validation.temperature" not in _changed(tmp_path / "same", **same)
     other = {"rollout": {"temperature": 0.6}, "validation": {"temperature": 1.0}}
     assert _changed(tmp_path / "other", **other)["validation.temperature"] == "1.0"
-
-
-def test_of_two_runs_a_key_stands_there_if_one_changes_it(tmp_path: Path):
-    one = read_run(write_run(tmp_path / "one", optim={"lr": 1e-3, "betas": [0.9, 0.999]}))
-    two = read_run(write_run(tmp_path / "two", kind="sft", optim={"lr": 1e-3, "betas": [0.8, 0.999]}))
-    found = {setting.key: setting for setting in changed_settings([one, two])}
-    assert found["optim.betas"].values == ("[0.9, 0.999]", "[0.8, 0.999]") and found["optim.betas"].differs_between_runs
-    assert not found["optim.lr"].differs_between_runs
 
 
 def _changed(folder: Path, **sections: Any) -> dict[str, str]:
@@ -297,12 +383,29 @@ def test_a_higher_value_is_drawn_higher_and_a_later_step_further_right():
     path = next(ElementTree.fromstring(svg).iter(f"{SVG}path")).attrib["d"]
     (x1, y1), (x2, y2), (x3, y3) = ([float(each) for each in pair.split()] for pair in re.split("[ML]", path)[1:])
     assert y2 < y3 < y1 and abs((x3 - x2) - 2 * (x2 - x1)) < 0.5
+    circle = next(ElementTree.fromstring(svg).iter(f"{SVG}circle")).attrib
+    assert [float(circle[name]) for name in ("cx", "cy")] == [x3, y3]
 
 
 def test_ticks_are_round_and_hold_all_values():
     svg = line_chart([Line(label="a", points=[(1, 0.34), (24, 0.94)])], title="t")
     texts = [text.text for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
     assert texts == ["0", "0.25", "0.5", "0.75", "1", "1", "10", "20", "24"]
+    svg = line_chart([Line(label="a", points=[(1, 10.0), (5, 10.002)])], from_zero=False, least=1.0, title="t")
+    tree = ElementTree.fromstring(svg)
+    texts = [(text.text, text.attrib["x"], text.attrib["y"]) for text in tree.iter(f"{SVG}text")]
+    assert [each[0] for each in texts] == ["10", "10.25", "10.5", "10.75", "11", "1", "2", "3", "4", "5"]
+    assert texts[:5:4] == [("10", "39.0", "169.5"), ("11", "39.0", "15.5")]
+    assert texts[5::2] == [("1", "46.0", "182.0"), ("3", "216.0", "182.0"), ("5", "386.0", "182.0")]
+
+
+def test_bars_are_as_long_as_their_values(tmp_path: Path):
+    svg = bar_chart([Bar(label="a", value=4.0, text="x"), Bar(label="b", value=1.0, text="y", colour=7)])
+    bars = [rect.attrib for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
+    assert [(bar["y"], bar["width"], bar["style"][:20]) for bar in bars] == [
+        ("0.0", "154.0", "fill: var(--series-0"),
+        ("22.0", "38.5", "fill: var(--series-1"),
+    ]
 
 
 def test_a_long_run_has_a_small_chart_that_keeps_its_peaks():
@@ -311,3 +414,14 @@ def test_a_long_run_has_a_small_chart_that_keeps_its_peaks():
     kept = thinned(points)
     assert len(kept) <= MAX_POINTS and (31_234, 9.0) in kept and kept == sorted(kept)
     assert kept[0] == points[0] and kept[-1] == points[-1]
+
+
+def test_numbers_have_four_digits_and_durations_two_units():
+    values = (0.0, 0.123456, -1234.6, 9_999_999.0, 12_345_678.0, 0.001, 0.00098765, -0.00098765)
+    assert [number(value) for value in values] == [
+        *("0", "0.1235", "-1,235", "9,999,999", "1.23e7", "0.001", "9.88e-4", "-9.88e-4"),
+    ]
+    seconds = (0.0123, 9.87, 10.4, 59.6, 150.0, 3599.7, 11_130.0, 86_399.0, 187_300.0)
+    assert [duration(value) for value in seconds] == [
+        *("0.012 s", "9.9 s", "10 s", "1 min 0 s", "2 min 30 s", "1 h 0 min", "3 h 5 min", "23 h 59 min", "2 d 4 h"),
+    ]

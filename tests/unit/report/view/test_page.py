@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.errors import ConfigError, DataError
-from retool_mcore.report.view.page import chart_of, highlighted, millinats, pack, sample, write_page
+from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED
+from retool_mcore.report.view.page import Written, chart_of, highlighted, millinats, pack, sample, write_page
 from retool_mcore.report.view.sources import RecordRow, open_source
 from tests.unit.report.generated import write_run
 
@@ -50,10 +51,6 @@ def test_every_record_of_a_run_is_in_its_page(tmp_path: Path):
     for row in index["rows"]:
         one, record = chunks[row["chunk"]][row["place"]], records[row["id"]]
         assert one["ids"] == record["response_ids"]
-        assert [value for value, count in one["mask"] for _ in range(count)] == record["loss_mask"]
-        gap = [a - e for a, e in zip(record["actor_logprobs"], record["logprobs"], strict=True)]
-        assert unpacked(one["gap"]) == [round(1000 * value) for value in gap]
-        assert unpacked(one["logprobs"]) == [round(1000 * value) for value in record["logprobs"]]
     texts = index["sources"][0]["texts"]
     assert "\\boxed{" in "".join(texts[str(token)] for token in records[index["rows"][0]["id"]]["response_ids"])
 
@@ -66,6 +63,8 @@ def test_events_are_those_of_the_rows(tmp_path: Path):
     steps.append({"step": 3, "timing_s/start": 8.0})
     run = write_run(tmp_path / "run", rows=steps)
     assert open_source(run).events == [(2, "checkpoint"), (2, "weight sync"), (3, "resume")]
+    later = write_run(tmp_path / "later", rows=steps[2:])  # its first rows are lost
+    assert open_source(later).events == [(3, "resume")]
 
 
 def rows(groups: dict[str, list[bool]], step: int = 1) -> list[RecordRow]:
@@ -134,6 +133,61 @@ def test_damaged_records_are_left_out_and_counted(tmp_path: Path):
     assert "2 trajectories" in done.stdout
 
 
+def test_a_row_and_a_page_of_a_trajectory_have_what_its_record_says(tmp_path: Path):
+    file = Path(__file__).with_name("records.jsonl")  # the last was cut by a kill
+    record = json.loads(file.read_text("utf-8").splitlines()[0])
+    source = open_source(file)
+    assert source.skipped == []
+    written = write_page([source], tmp_path / "view.html", limit=10)
+    assert written == Written(shown=4, found=4, without_tokenizer=["records"], without_tokens=[])
+    index, chunks = parts(tmp_path / "view.html")
+    assert [(row["id"], row["right"], row["reward"], row["chunk"], row["place"]) for row in index["rows"]] == [
+        ("2-2", True, 1.0, 0, 0),
+        ("10-2", False, 0.0, 0, 1),
+        ("prompt_7_1", False, -0.5, 1, 0),
+        ("val:v_0_0", True, 1.0, 2, 0),
+    ]
+    assert index["rows"][2] == {
+        **{"source": 0, "chunk": 1, "place": 0, "id": "prompt_7_1", "step": 5, "partition": "train"},
+        **{"group": "prompt", "right": False, "reward": -0.5, "truth": "2", "extracted": "3"},
+        **{"stop": "malformed_calls", "turns": 2, "calls": 2, "failed": 1, "repairs": 1, "malformed": 1},
+        **{"errors": "ZeroDivisionError malformed/json", "gap": 0.5, "lines": 3, "tokens": 4},
+        **{"seconds": 4.5, "tool_s": 1.75, "stale": 2, "problem": "What is 1 + 1?"},
+    }
+    (one,) = chunks[1]
+    assert unpacked(one.pop("logprobs")) == [-500, -1000, 0, -2000]
+    assert unpacked(one.pop("gap")) == [250, 0, -7000, -500]
+    first, second = record["turns"]
+    results = [{**first["results"][0], "code": [["mi", "1"], ["o", "/"], ["mi", "0"]]}, {"ok": True, "code": []}]
+    assert one == {
+        **{"prompt": record["prompt"], "prompt_tokens": 3, "ids": [1, 2, 3, 4], "mask": [[1, 2], [0, 1], [1, 1]]},
+        **{"versions": [[3, 2], [-1, 1], [2, 1]], "advantage": 0.75, "truth": "2", "extracted": "3"},
+        **{"drop_error": None, "reward_info": {"acc": 0.0, "score": 1.0, "own": None}},
+        **{"started": 12.0, "wall_s": 4.5},
+        "turns": [{**first, "unseen": False, "results": results}, {**second, "unseen": True, "results": []}],
+    }
+    assert write_page([source], tmp_path / "view.html", steps=[5], limit=1).found == 2
+    index, _ = parts(tmp_path / "view.html")
+    assert (index["shown"], index["found"], index["steps"], [row["step"] for row in index["rows"]]) == (1, 2, [5], [5])
+
+
+def test_rotated_files_are_read_from_the_oldest_and_a_folder_names_what_is_in_it(tmp_path: Path):
+    run = write_run(tmp_path / "run")
+    (run / "trajectories").mkdir()
+    for name in ("a", "a.1", "a.2", "a.10"):
+        (run / "trajectories" / f"{name}.jsonl").write_text(json.dumps(WHOLE | {"key": f"{name}_0_0"}) + "\n")
+    assert [row.group for row in open_source(run).rows] == ["a.10", "a.2", "a.1", "a"]
+    evaluated = tmp_path / "eval"
+    evaluated.mkdir()
+    (evaluated / "samples.jsonl").write_text('{"turns": [], "problem": 3, "sample": 1, "correct": true}\n')
+    (evaluated / "settings.json").write_text('{"model": "m"}')
+    with pytest.raises(DataError, match=r"neither a run .* It contains eval, run\. Name one of these"):
+        open_source(tmp_path)
+    source = open_source(evaluated)
+    assert (source.name, source.kind, source.models) == ("eval (evaluation)", "eval", ("m",))
+    assert [(row.id, row.group, row.right, row.reward) for row in source.rows] == [("3-1", "3", True, 1.0)]
+
+
 @pytest.mark.parametrize(
     ("kind", "groups", "file", "reason"),
     [
@@ -162,11 +216,15 @@ def test_a_chart_has_the_reports_title_and_the_unit_of_the_table_of_metrics():
     assert (reward["title"], reward["zero"]) == ("Reward", False) and "mean of the" in reward["meaning"]
     assert (other["title"], other["unit"], other["zero"]) == ("tool/latency_s/p99", "s", None)
     assert chart_of("of/another/version")["unit"] == ""
+    charts = [name for panel in (*LEARNING, *BEHAVIOUR, *SPEED) for name, _ in panel.lines]
+    assert [name for name in charts if not chart_of(name)["meaning"]] == []
 
 
 def test_a_step_that_was_not_recorded_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="--step 999"):
-        write_page([open_source(RUN)], tmp_path / "view.html", steps=[999], limit=10)
+    file = tmp_path / "file.jsonl"
+    file.write_text("".join(json.dumps(WHOLE | {"step": step}) + "\n" for step in (3, 1, 7, 2, 5, 1)))
+    with pytest.raises(ConfigError, match=r"--step 4 9: no traj.*Recorded steps: 1 to 3, 5, 7\."):
+        write_page([open_source(file)], tmp_path / "view.html", steps=[4, 9], limit=10)
 
 
 def test_what_a_model_wrote_cannot_leave_its_chunk():

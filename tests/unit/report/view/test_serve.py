@@ -102,8 +102,9 @@ def test_a_page_has_its_port_again_so_that_a_browser_has_its_notes_again(run: Pa
 
 @pytest.mark.parametrize(
     ("path", "host", "code"),
-    [("/s3cret/", HOST, 200), ("/other/", HOST, 404), ("/", HOST, 404), ("/s3cret/", "evil.example:8000", 404),
-     ("/s3cret/version", "evil.example:8000", 404), ("/s3cret/version", "127.0.0.1:9", 404)],
+    [("/s3cret/", HOST, 200), ("/other/", HOST, 404), ("/other/version", HOST, 404), ("/", HOST, 404),
+     ("/s3cret/", "evil.example:8000", 404), ("/s3cret/version", "evil.example:8000", 404),
+     ("/s3cret/version", "127.0.0.1:9", 404)],
 )  # fmt: skip
 def test_only_who_has_the_address_by_its_own_name_is_answered(run: Path, path: str, host: str, code: int):
     client = TestClient(live_app(live(run), "s3cret", [HOST]), base_url=f"http://{HOST}")
