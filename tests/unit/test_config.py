@@ -11,7 +11,12 @@ from retool_mcore.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
-WRONG = tomllib.loads(Path(__file__).with_name("wrong_settings.toml").read_text(encoding="utf-8"))["case"]
+KINDS = {"sft": (SftConfig, SFT), "rl": (RlConfig, RL)}
+ROWS = tomllib.loads(Path(__file__).with_name("wrong_settings.toml").read_text(encoding="utf-8"))
+
+
+def rows(ending: str = "") -> list[Any]:
+    return [pytest.param(run, row, id=" ".join(row)) for run in KINDS for row in ROWS[run + ending]]
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda p: p.name)
@@ -36,35 +41,33 @@ def test_resolved_config_reads_back_equal(tmp_path: Path):
     assert load_config(RlConfig, copy).model_dump() == run.model_dump()
 
 
-@pytest.mark.parametrize("case", WRONG, ids=lambda case: " ".join(case["settings"]))
-def test_a_wrong_setting_is_one_clear_error(case: dict[str, Any]):
-    kind, path = (SftConfig, SFT) if case["run"] == "sft" else (RlConfig, RL)
+@pytest.mark.parametrize(("run", "row"), rows())
+def test_a_wrong_setting_is_one_clear_error(run: str, row: list[str]):
+    *settings, message = row
     with pytest.raises(ConfigError) as caught:
-        load_config(kind, path, case["settings"])
-    assert case["message"] in str(caught.value) and "\n" not in str(caught.value)
-    assert str(path) in str(caught.value) or "command line" in str(caught.value) or "section.key=" in str(caught.value)
+        load_config(*KINDS[run], settings)
+    said, path = str(caught.value), str(KINDS[run][1])
+    assert message in said and "\n" not in said
+    assert path in said or "command line" in said or "section.key=" in said
 
 
-def test_what_those_rules_allow_loads():
-    """So that none of them refuses more than it says."""
-    fused = ("memory.fused_cross_entropy=true", "parallel.tp=2")
-    assert load_config(SftConfig, SFT, fused).dp == 1
-    assert load_config(SftConfig, SFT, ["parallel.vpp=2", "parallel.pp=2"]).dp == 1
-    assert load_config(SftConfig, SFT, ["parallel.ep=2"]).parallel.ep == 2
-    whole = load_config(SftConfig, SFT, ["parallel.tp=2", "parallel.ep=2", "parallel.etp=1"]).parallel
-    assert (whole.expert_tp, Parallel(tp=2).expert_tp) == (1, 2), "over the ranks of tp, too; as tp where it is not set"
-    with pytest.raises(ConfigError, match=r"etp \* ep = 2 \* 2 = 4 does not divide the 2 ranks"):
-        load_config(SftConfig, SFT, ["parallel.tp=2", "parallel.ep=2"])
-    aux = ("memory.recompute=auto", "experts.load_balancing={aux_loss=0.1}")
-    assert load_config(SftConfig, SFT, aux).experts.load_balancing == {"aux_loss": 0.1}
-    assert load_config(RlConfig, RL, ["algorithm.router_replay=R3", "algorithm.old_log_prob=rollout"]).dp == 1
-    full = load_config(SftConfig, SFT, ["memory.recompute=2"])
-    assert full.memory.recomputes_layers and full.memory.recomputed_layers == 2
-    for name in ("ppo", "reinforce_plus_plus"):
-        assert load_config(RlConfig, RL, [f"algorithm.name={name}", "rollout.group_size=1"]).rollout.group_size == 1
-    own_reward = ["reward.function=mine:score", "reward.workers=2", "reward.timeout_s=3"]
-    assert load_config(RlConfig, RL, own_reward).reward.function == "mine:score"
-    assert load_config(RlConfig, RL, ["cluster.gpus_per_node=4", "train.mini_batch_prompts=3"]).dp == 4
+@pytest.mark.parametrize(("run", "row"), rows("_allowed"))
+def test_what_those_rules_allow_loads(run: str, row: list[str]):
+    load_config(*KINDS[run], row)
+
+
+def test_ranks_layers_and_experts_are_counted_as_the_settings_say():
+    layout = ("cluster.nodes=6", "parallel.tp=3", "parallel.pp=2", "train.global_batch=6", "parallel.ep=2")
+    run = load_config(SftConfig, SFT, [*layout, "parallel.etp=1", "memory.recompute=2"])
+    assert (run.cluster.num_gpus, run.parallel.model_parallel, run.dp) == (12, 6, 2)
+    assert (run.parallel.expert_tp, Parallel(tp=2).expert_tp) == (1, 2), "as tp where it is not set"
+    assert run.memory.recomputes_layers and run.memory.recomputed_layers == 2
+    auto = load_config(SftConfig, SFT, ["memory.recompute=auto"]).memory
+    assert not auto.recomputes_layers and auto.recomputed_layers == 0
+    rl = load_config(RlConfig, RL, ["algorithm.filter_groups=3", "train.mini_batch_prompts=4", "cluster.nodes=2"])
+    assert (rl.algorithm.max_refill_batches, RlConfig.model_fields["algorithm"].default.max_refill_batches) == (3, 10)
+    assert (rl.train.updates_per_step, rl.serving_gpus(), rl.num_steps) == (3, 2, 24)
+    assert rl.validation_interval == ("validation.every", 24) and rl.saved_every == 8
 
 
 def test_validation_samples_as_the_rollout_where_it_says_nothing_itself():
@@ -85,6 +88,10 @@ def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path):
     broken = tmp_path / "broken.toml"
     broken.write_text("[run\n")
     with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(SftConfig, broken)
+    broken.write_text("run = 5\n")
+    section = r"^run = 5: expected a section: \[run\], followed by its settings; cluster is missing: add it"
+    with pytest.raises(ConfigError, match=section):
         load_config(SftConfig, broken)
     broken.write_text("")
     with pytest.raises(ConfigError, match=r"broken\.toml has no settings\. Start from a file of configs/"):
@@ -128,6 +135,8 @@ def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, cont
         ("train.steps='5'", 'train.steps = "5": expected a whole number, without quotes (command line).'),
         ("validation.before=1", "validation.before = 1: expected true or false, without quotes (command line)."),
         ("run.name=5", 'run.name = 5: expected a string, in quotes: "..." (command line).'),
+        ("validation.files=[5]", 'validation.files.0 = 5: expected a string, in quotes: "..." (command line).'),
+        ("train.stepss=3", "train.stepss is not a setting; did you mean train.steps? (command line)"),
         ("rollout=5", "'rollout=5' is not of the form section.key=value, for example train.steps=100"),
         ("algorithm.name=gae", 'algorithm.name = "gae" is verl\'s name. Write algorithm.name = "ppo" (command line).'),
         ("checkpoint.resume=True", "checkpoint.resume=True: True is Python, not TOML. Write true."),
@@ -144,8 +153,9 @@ def test_the_origin_is_the_file_where_the_command_line_does_not_set_the_value(tm
     file = tmp_path / "run.toml"
     file.write_text(RL.read_text(encoding="utf-8").replace("steps = ", "steps = -"), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        load_config(RlConfig, file, ["run.seed=1"])
-    assert str(caught.value).endswith(f"must be more than 0 ({file}).") and "run.seed" not in str(caught.value)
+        load_config(RlConfig, file, ["run.seed=-1"])
+    assert str(caught.value).startswith("run.seed = -1: must be 0 or more; ")
+    assert str(caught.value).endswith(f"; train.steps = -24: must be more than 0 ({file}).")
 
 
 def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch):

@@ -8,6 +8,7 @@ import pytest
 
 from retool_mcore.config.files import parquet_files
 from retool_mcore.data.files import source_files
+from retool_mcore.errors import DataError
 from retool_mcore.process import bypass_proxy
 
 
@@ -38,5 +39,19 @@ def test_hidden_files_are_not_data(tmp_path: Path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     assert parquet_files(str(tmp_path)) == [str(tmp_path / "a.parquet")]
-    assert parquet_files(str(tmp_path / ".*.parquet")[:-10] + "[._a]*.parquet") == [str(tmp_path / "a.parquet")]
     assert source_files(str(tmp_path)) == [tmp_path / "a.parquet"]
+
+
+def test_a_folder_and_a_pattern_name_their_files_in_order_and_a_file_itself(tmp_path: Path):
+    files = [str(tmp_path / f"{name}.parquet") for name in ("[x]", "a", "b", "sub/c", "sub/._d")]
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "empty").mkdir()
+    for file in reversed(files):
+        Path(file).write_text("")
+    assert parquet_files(str(tmp_path)) == files[:3]
+    assert parquet_files(f"{tmp_path}/**/*.parquet") == files[:4]
+    assert parquet_files(files[0]) == files[:1], "not the pattern that it looks like"
+    assert parquet_files("absent.parquet") == ["absent.parquet"], "its reader reports it"
+    for nothing in ("empty", "b*.parq", "sub/._*.parquet"):
+        with pytest.raises(DataError, match=f"{nothing[:3]}.*: no parquet file found"):
+            parquet_files(str(tmp_path / nothing))
