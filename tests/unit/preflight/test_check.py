@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.data.files import read_rows
 from retool_mcore.platforms import get_platform
-from retool_mcore.preflight.check import CheckScope, _findings, check
+from retool_mcore.preflight import inputs
+from retool_mcore.preflight.check import CheckScope, _checks, _findings, check
 from retool_mcore.preflight.findings import missing
 from tests.unit.preflight.test_preflight import RL, good, settings, task  # noqa: F401  a fixture
 
@@ -18,6 +21,7 @@ from retool_mcore.rollout.tools import Tool
 def of_verl(data_source, solution_str, ground_truth, extra_info=None): return 1.0
 def without_result(response): pass
 def of_extra_info(response): return float(response.extra_info["level"])
+def of_first(response): return 10 * float(response.truth) + len(response.data_source)
 def of_behavior(response): return float(response.behavior["calls"] - response.behavior["calls_ok"])
 
 class Plain(Tool):
@@ -43,8 +47,17 @@ def test_a_good_run_has_no_mistake(task: Path):
     assert wrong(good(task)) == []
 
 
-def test_a_reward_that_reads_what_a_trajectory_did_is_good(task: Path):
-    assert wrong(good(task, "reward.function=own_mistakes:of_behavior")) == []
+def test_a_reward_is_called_with_the_first_row_and_what_a_trajectory_did(task: Path):
+    def found(name: str, *more: str) -> list[tuple[str, str]]:
+        run = good(task, f"reward.function=own_mistakes:{name}", *more)
+        return [(each.severity, each.text) for each in inputs.reward(run)]
+
+    row = next(read_rows(task / "rl_train.parquet", ("data_source", "reward_model")))[1]
+    score = 10 * float(row["reward_model"]["ground_truth"]) + len(row["data_source"])
+    assert found("of_first") == [("ok", f"own_mistakes:of_first scores a response: {score:g}")]
+    assert found("of_behavior") == [("ok", "own_mistakes:of_behavior scores a response: 0")]
+    (made_up,) = found("of_extra_info", "data.train_file=absent.parquet")
+    assert made_up[0] == "note" and made_up[1].endswith("The row was made up, because data.train_file does not exist")
 
 
 @pytest.mark.parametrize(
@@ -88,3 +101,28 @@ def test_a_missing_model_is_an_error_only_on_the_machine_of_the_run():
         return [each.severity for each in found]
 
     assert (severities(is_target=True), severities(is_target=False)) == (["error"], ["note"])
+
+
+SETTINGS, MACHINE = ["settings", "stall"], ["versions", "devices", "disk", "host memory", "sockets"]
+INPUTS = ["model", "tools", "reward", "tokenizer", "data"]
+SLOW = ["shared memory", "open files", "patch"]
+
+
+@pytest.mark.parametrize(
+    ("scope", "nodes", "names"),
+    [
+        ({"is_target": False}, 1, SETTINGS + INPUTS),
+        ({}, 2, SETTINGS + MACHINE + INPUTS + ["sandbox"]),
+        ({"thorough": True}, 1, SETTINGS + MACHINE + SLOW + INPUTS + ["sandbox"]),
+        ({"thorough": True, "data": False}, 2, SETTINGS + MACHINE + SLOW + ["network"] + INPUTS[:-1] + ["sandbox"]),
+    ],
+)
+def test_each_command_makes_its_checks_in_order(scope: dict[str, bool], nodes: int, names: list[str]):
+    chosen = CheckScope(platform=get_platform("cpu"), **scope)
+    checks: dict[str, Any] = dict(_checks(load_config(RlConfig, RL, [f"cluster.nodes={nodes}"]), chosen))
+    assert list(checks) == names
+    here, slow = chosen.is_target, chosen.thorough
+    wanted = {"versions": {"extras": slow}, "model": {"fetch": here}, "data": {"all_rows": here, "render": slow}}
+    assert {name: check.keywords for name, check in checks.items() if check.keywords} == {
+        name: keywords for name, keywords in wanted.items() if name in names
+    }

@@ -12,6 +12,7 @@ from retool_mcore.preflight import cluster
 
 RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
 TWO = load_config(RlConfig, RL, ["cluster.nodes=2", "cluster.gpus_per_node=1"])
+JOINED = "ok: 2 joined, 1 GPU required on each"
 SAME = [({"host": "a", "code": "1"}, 0.0), ({"host": "b", "code": "1"}, 0.0)]
 
 
@@ -48,13 +49,15 @@ def lost() -> Exception:
 
 
 def test_a_node_that_joins_late_is_awaited(ray_sees: Any):
-    assert ray_sees([node("a")], [node("a"), node("b")], looks=[SAME])[0].startswith("ok: 2 joined")
+    assert ray_sees([node("a")], [node("a"), node("b")], looks=[SAME])[0] == JOINED
 
 
 def test_a_lost_node_that_ray_still_counts_is_none(ray_sees: Any):
     both = [node("a"), node("b")]
-    assert ray_sees(both, both, looks=[lost(), SAME])[0].startswith("ok: 2 joined"), "the query found the dead node"
-    assert ray_sees([*both, node("lost")], both, looks=[SAME])[0].startswith("ok: 2 joined"), "the new one came first"
+    assert ray_sees(both, both, looks=[lost(), SAME])[0] == JOINED, "the query found the dead node"
+    assert ray_sees([*both, node("lost")], both, looks=[SAME])[0] == JOINED, "the new one came first"
+    dead = node("dead") | {"Alive": False}
+    assert ray_sees([*both, dead], looks=[SAME])[0] == JOINED
 
 
 def test_what_stays_wrong_is_told(ray_sees: Any):

@@ -14,12 +14,11 @@ import pytest
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.config.saving import Best
 from retool_mcore.errors import ConfigError
-from retool_mcore.model.shape import PUBLISHED
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs, machine
 from retool_mcore.preflight.check import CheckScope, _findings, require
 from retool_mcore.preflight.cluster import NODE_SETTINGS, _node_facts
-from retool_mcore.preflight.findings import Finding, ok
+from retool_mcore.preflight.findings import Finding, note, ok, warning
 from retool_mcore.run.environment import differing, fingerprint
 from tests.plain_chatml import PLAIN_CHATML
 
@@ -64,6 +63,15 @@ def test_versions_are_compared_with_the_extra_of_the_platform(monkeypatch: pytes
     assert levels(found) == ["error"]
     assert "verl 0.1 is installed, but verl==0.9.1 is needed" in found[0].text
 
+    def absent(name: str) -> str:
+        if name == "verl":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    (found,) = machine.versions(get_platform("cpu"), extras=True)
+    assert (found.severity, found.text) == ("error", "verl==0.9.1 is needed but not installed. Run `make install`.")
+
 
 def test_versions_are_compared_with_the_base_requirements(monkeypatch: pytest.MonkeyPatch):
     real = importlib.metadata.version
@@ -73,17 +81,27 @@ def test_versions_are_compared_with_the_base_requirements(monkeypatch: pytest.Mo
     assert "pip install 'tenacity" in found.text
 
 
-@pytest.mark.parametrize(("stall_s", "level"), [(0, "ok"), (1000, "warning"), (2000, "warning"), (3600, "ok")])
-def test_a_limit_of_silence_is_compared_with_the_plan(stall_s: int, level: str):
-    """32B on 8 H200: the pass for old log-probabilities is planned to take 1,541 s."""
+@pytest.mark.parametrize(
+    ("stall_s", "level", "message"),
+    [
+        (0, "ok", "train.stall_s = 0; the pass"),
+        (1000, "warning", "train.stall_s = 1000 would end the run: the pass"),
+        (2233, "warning", "train.stall_s = 2233 leaves too little margin: the pass"),
+        (2234, "ok", "train.stall_s = 2234; the pass"),
+    ],
+)
+def test_a_limit_of_silence_is_compared_with_the_plan(stall_s: int, level: str, message: str):
     run = load_config(RlConfig, ROOT / "configs" / "rl_qwen2.5_32b_h200x8.toml", [f"train.stall_s={stall_s}"])
-    assert levels(list(inputs.stall(run))) == [level]
+    (found,) = inputs.stall(run)
+    assert (found.severity, found.text.startswith(message)) == (level, True), found.text
+    assert "the pass for old log-probabilities is planned to take 1,117 s" in found.text
 
 
 def test_too_few_devices(task: Path):
     run = good(task).model_copy(update={"cluster": good(task).cluster.model_copy(update={"gpus_per_node": 4096})})
     found = judged("devices", lambda: machine.devices(run, get_platform("cpu")))
     assert levels(found) == ["error"] and "4096" in found[0].text
+    assert set(levels(judged("devices", lambda: machine.devices(good(task), get_platform("cpu"))))) == {"ok"}
 
 
 @pytest.mark.parametrize(("free_gib", "level"), [(0.0001, "error"), (0.015, "warning"), (500, "ok")])
@@ -114,10 +132,24 @@ def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.Monke
     assert levels(list(machine.settings(config, get_platform("cpu")))) == ["ok"]
 
 
-def test_a_host_too_small_for_what_moves_there(task: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine, "shape_of_model", lambda _: PUBLISHED["Qwen2.5-72B"])
-    found = list(machine.host_memory(good(task, "memory.optimizer_on_cpu=1.0")))
-    assert levels(found) == ["error"] and "GiB needed for weights and optimizer states" in found[0].text
+@pytest.mark.parametrize(
+    ("settings_", "needed"),
+    [
+        (("memory.offload_idle=true", "parallel.tp=2"), 26.1),  # 2 bytes * 4 copies + 12 / 2 nodes
+        (("memory.offload_idle=false", "memory.optimizer_on_cpu=0.5", "memory.adam_states=compact"), 4.7),
+    ],
+)
+def test_a_host_must_hold_what_moves_there(monkeypatch, tmp_path: Path, settings_: tuple[str, ...], needed: float):
+    """Two billion parameters on two nodes of 8 GPUs; compact states have 10 bytes."""
+    run = load_config(RlConfig, ROOT / "configs" / "rl_qwen2.5_7b_h200x8.toml", ["cluster.nodes=2", *settings_])
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(machine, "_params", lambda _: 2 * 10**9)
+    monkeypatch.setattr(machine, "Path", lambda _: meminfo)
+    for available_gib, level in ((2, "error"), (50, "ok")):
+        meminfo.write_text(f"MemTotal: 9999999999 kB\nMemAvailable:  {available_gib * 2**20} kB\n", encoding="utf-8")
+        (found,) = machine.host_memory(run)
+        assert found.severity == level
+        assert found.text.startswith(f"{available_gib} GiB available, {needed} GiB needed for weights and optimizer st")
 
 
 def test_little_shared_memory_is_a_warning_and_few_files_are_an_error(monkeypatch: pytest.MonkeyPatch):
@@ -128,6 +160,22 @@ def test_little_shared_memory_is_a_warning_and_few_files_are_an_error(monkeypatc
     found = list(machine.open_files(cpu))
     assert levels(found) == ["error", "error", "warning"]  # files, the address space, processes
     assert "ulimit -n" in found[0].text and "ulimit -v" in found[1].text
+    for files, processes, wanted in ((4095, 4095, ["warning", "warning"]), (4096, 4096, ["ok"])):
+        both = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_NPROC: processes}
+        monkeypatch.setattr(resource, "getrlimit", lambda which, both=both: (both.get(which, -1), -1))
+        assert levels(list(machine.open_files(cpu))) == wanted
+
+
+def test_a_model_is_looked_up_where_its_name_says(task: Path, monkeypatch: pytest.MonkeyPatch):
+    (found,) = judged("model", lambda: inputs.model(good(task), fetch=False))
+    assert (found.severity, found.text.startswith(f"{task}/model: qwen2, ")) == ("ok", True), found
+    (found,) = judged("model", lambda: inputs.model(good(task, "model.path=/absent/model"), fetch=True))
+    assert (found.severity, found.text.partition(",")[0]) == ("error", "model.path = /absent/model does not exist")
+    monkeypatch.setattr(inputs, "check_model", lambda config: None)
+    for cached, fetch, level in (({}, False, "error"), ({}, True, "warning"), ({"a": 1}, False, "warning")):
+        monkeypatch.setattr(inputs, "read_config", lambda path, cached=cached: cached)
+        (found,) = judged("model", lambda fetch=fetch: inputs.model(good(task, "model.path=my/model"), fetch=fetch))
+        assert found.severity == level and "my/model" in found.text
 
 
 def test_a_template_without_tool_turns(task: Path, tmp_path: Path):
@@ -143,6 +191,9 @@ def test_validation_on_the_training_file(task: Path):
     assert "error" in levels(found)
     run = good(task, f'validation.files=["{task}/rl_train.parquet"]', "data.allow_overlap=true")
     assert set(levels(judged("data", lambda: inputs.data(run, all_rows=True, render=True)))) == {"ok", "note"}
+    run = good(task, "data.train_file=a", 'validation.files=["b"]')
+    (found,) = judged("data", lambda: inputs.data(run, all_rows=True, render=True))
+    assert found.severity == "error" and found.text.startswith("data.train_file = a and validation.files = b not ")
 
 
 def test_checks_go_on_after_an_error():
@@ -154,6 +205,7 @@ def test_checks_go_on_after_an_error():
     assert message == ["ok      first           fine", "error   first           a value, a rule"]
     with pytest.raises(ConfigError, match=r"^a value, a rule\nerror: a value, a rule$"):
         require([*judged("first", wrong), *judged("second", wrong)])
+    assert require([ok("a", "fine"), note("b", "one"), warning("c", "two")]) == ["one", "two"]
 
 
 def test_one_of_a_folders_files_that_differs_on_a_node_is_named(task: Path, tmp_path: Path):
@@ -198,4 +250,5 @@ def test_each_sandbox_is_called(task: Path, monkeypatch):
     monkeypatch.setattr(inputs, "probe_sandbox", execute)
     found = list(inputs.sandbox(good(task, 'sandbox.where=["http://a","http://b"]')))
     assert called == ["http://a", "http://b"]
-    assert levels(found) == ["ok", "error"] and "http://b printed" in found[1].text
+    assert found[0] == ok("sandbox", "http://a ran print(6 * 7) at level namespaces, rlimits or better required")
+    assert found[1].severity == "error" and "http://b printed '7\\n'" in found[1].text

@@ -80,3 +80,5 @@ def test_preflight_tells_it_and_says_no_more_than_is_true(task: Path):
     good = findings("plain", "inline")
     assert {each.severity for each in good} == {"ok"}
     assert good[1].text == "rows of protocol retool, which the model supports"
+    files = ("data.train_file", "validation.files")
+    assert [each.text for each in good[2:4]] == [f"{name}: 1 rows render within 512 tokens" for name in files]

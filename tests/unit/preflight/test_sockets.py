@@ -10,7 +10,7 @@ import pytest
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight.check import CheckScope, check
-from retool_mcore.preflight.limits import RAY, sockets
+from retool_mcore.preflight.limits import MANAGER, RAY, sockets
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 SFT = load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", [])
@@ -41,24 +41,25 @@ def test_the_start_of_a_run_looks(short: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("config", "name", "length", "wrongs"),
+    ("config", "name", "length", "library"),
     [
-        (SFT, "TMPDIR", 60, 0),
-        (SFT, "RAY_TMPDIR", 60, 0),
-        (RL, "TMPDIR", 107 - len(RAY), 0),
-        (RL, "TMPDIR", 107 - len(RAY) + 1, 1),
-        (RL, "RAY_TMPDIR", 107 - len(RAY) + 1, 1),
+        (SFT, "TMPDIR", 107 - len(MANAGER), ""),
+        (SFT, "TMPDIR", 107 - len(MANAGER) + 1, "multiprocessing"),
+        (SFT, "RAY_TMPDIR", 90, ""),
+        (RL, "TMPDIR", 107 - len(RAY), ""),
+        (RL, "TMPDIR", 107 - len(RAY) + 1, "Ray"),
+        (RL, "RAY_TMPDIR", 107 - len(RAY) + 1, "Ray"),
     ],
 )
 def test_rays_folder_counts_for_rl(  # noqa: PLR0917
-    short: Path, monkeypatch: pytest.MonkeyPatch, config: RunConfig, name: str, length: int, wrongs: int
+    short: Path, monkeypatch: pytest.MonkeyPatch, config: RunConfig, name: str, length: int, library: str
 ):
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.delenv("TMPDIR", raising=False)
     use_folder(monkeypatch, short, length, name)
     wrong = [finding.text for finding in sockets(config) if finding.severity == "error"]
-    assert len(wrong) == wrongs, wrong
-    assert all(text.startswith(f"{name} = ") and "Ray" in text for text in wrong)
+    assert len(wrong) == bool(library), wrong
+    assert all(text.startswith(f"{name} = ") and f": {library} creates sockets" in text for text in wrong)
 
 
 def test_rays_own_folder_comes_before_the_folder_of_all_programs(short: Path, monkeypatch: pytest.MonkeyPatch):
@@ -69,6 +70,7 @@ def test_rays_own_folder_comes_before_the_folder_of_all_programs(short: Path, mo
 
 
 def test_ray_has_room_up_to_that_length():
+    assert len(MANAGER) == len("/pymp-12345678/listener-12345678"), "as multiprocessing names them"
     from ray._private.utils import validate_socket_filepath
 
     validate_socket_filepath("/" + "t" * (107 - len(RAY) - 1) + RAY)
