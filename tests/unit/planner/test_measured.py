@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from retool_mcore.config import load_run
 from retool_mcore.model.shape import PUBLISHED, ModelShape
 from retool_mcore.planner.hardware import parse
 from retool_mcore.planner.lengths import Lengths
 from retool_mcore.planner.plan import Plan, make_plan
-from tests.unit.planner.plans import ROOT, SEVEN, rl, sft
+from tests.unit.planner.plans import CONFIGS, ROOT, SEVEN, rl, sft
 
 CASES = tomllib.loads((ROOT / "perf" / "cases.toml").read_text(encoding="utf-8"))
 MEASURED = tomllib.loads(Path(__file__).with_name("measured.toml").read_text(encoding="utf-8"))
@@ -66,3 +67,14 @@ def test_a_step_of_0_5b_is_planned_without_known_lengths():
 def test_a_run_of_7b_that_ran_out_of_memory_is_refused(settings: list[str]):
     plan = make_plan(sft(*settings), SEVEN, parse("h200x2"), mean_tokens=83081 / 32)
     assert not plan.fits
+
+
+@pytest.mark.parametrize("row", MEASURED["recorded"], ids=lambda row: row["what"])
+def test_a_plan_that_no_run_has_measured_stays_as_recorded(row: dict[str, Any]):
+    """Where a formula or a constant changes on purpose, record its numbers again."""
+    config = load_run(CONFIGS / f"{row['config']}.toml", row["settings"])
+    lengths = row.get("lengths", MEASURED["recorded_lengths"])
+    tree = make_plan(config, shape_of(row), parse(row["hardware"]), lengths=Lengths(**lengths)).to_dict()
+    for part, recorded in row["plan"].items():
+        found = {name: tree[part][name] for name in recorded} if isinstance(recorded, dict) else tree[part]
+        assert found == (recorded if part == "notes" else pytest.approx(recorded, rel=1e-5)), part

@@ -2,16 +2,20 @@
 
 import json
 import math
+import re
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from retool_mcore.config import RlConfig, SftConfig, load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.files import shape_of_model
+from retool_mcore.model.shape import PUBLISHED
 from retool_mcore.planner.generation import Engines
 from retool_mcore.planner.hardware import GIB, hardware_of_run, parse
-from retool_mcore.planner.lengths import Lengths, lengths_of_run_dir
+from retool_mcore.planner.lengths import Lengths, lengths_of_rows, lengths_of_run_dir
 from retool_mcore.planner.plan import make_plan
 from retool_mcore.planner.report import _duration, refusal, report
 from tests.unit.planner.plans import CONFIGS, ROOT, SEVEN, THIRTY_TWO, command, rl, sft
@@ -39,6 +43,37 @@ def test_a_plan_has_the_lengths_of_a_previous_run_of_its_kind(tmp_path: Path):
     (tmp_path / "config.toml").write_text((CONFIGS / "rl_tiny_cpu.toml").read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(ConfigError, match="Give a run of the same kind"):
         lengths_of_run_dir(tmp_path, sft())
+    (tmp_path / "config.toml").write_text((CONFIGS / "sft_tiny_cpu.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    rows = [{"step": step, "perf/total_num_tokens": 32_000 * step} for step in (1, 2)]
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
+    assert lengths_of_run_dir(tmp_path, sft("train.global_batch=64")).mean == 1500, (
+        "32 rows a step, by the settings of that run"
+    )
+
+
+def row(scale: float, **more: float) -> dict[str, float]:
+    names = ("prompt_length/mean", "response_length/min", "response_length/mean", "response_length/max")
+    return {name: scale * value for name, value in zip(names, (10, 2, 20, 50), strict=True)} | more
+
+
+def test_lengths_of_steps_are_means_and_what_some_steps_lack_is_of_the_others():
+    calls = {"behavior/model_tokens": 15.0, "behavior/calls": 3.0, "behavior/tool_s": 0.5}
+    assert lengths_of_rows([row(1, **calls), row(3)], "noted") == Lengths(
+        shortest=4, mean=40, longest=100, limit=100, prompt=20, sampled=15 / 20, calls=3, tool_s=0.5, note="noted"
+    )
+    assert lengths_of_rows([row(1)]).calls is None
+
+
+def test_a_distribution_of_lengths_has_the_moments_of_its_quantiles():
+    lengths = Lengths(shortest=100, mean=300, longest=900, limit=1000, prompt=50)
+    drawn = lengths.quantiles(20_000)
+    assert (min(drawn), fmean(drawn), max(drawn)) == pytest.approx((100, 300, 900), rel=1e-3)
+    squares = fmean((50 + each) ** 2 for each in drawn)
+    assert (lengths.sequence, lengths.spread) == (350, pytest.approx(squares / 350**2, rel=1e-3))
+    assert lengths.context == pytest.approx(50 + fmean(each**2 for each in drawn) / (2 * 300), rel=1e-3)
+    for mean, low, high in ((300, 0, 600), (800, 600, 1000), (1200, 1200, 1200)):
+        even = Lengths.evenly(mean, 1000)
+        assert (even.shortest, even.mean, even.longest, even.limit) == (low, mean, high, max(1000, mean))
 
 
 def test_a_cache_that_is_held_to_a_number_of_tokens_takes_their_memory_alone():
@@ -63,6 +98,15 @@ def test_an_engine_of_more_devices_than_there_are_is_refused():
 def test_unknown_hardware(name: str):
     with pytest.raises(ConfigError, match="Write a device and a number, for example h100x16"):
         parse(name)
+
+
+def test_the_hardware_of_a_run_is_in_its_name_and_fits_its_cluster():
+    named = ("run.platform=cuda", "run.name=mine_h100x2", "cluster.gpus_per_node=2")
+    assert hardware_of_run(rl("rl_tiny_cpu", *named)) == parse("h100x2")
+    for other in ("run.platform=cpu", "cluster.gpus_per_node=4", "run.name=h100x2b"):
+        with pytest.raises(ConfigError, match=r"neither the file's name nor run\.name contains the GPU to plan for"):
+            hardware_of_run(rl("rl_tiny_cpu", *named, other))
+    assert [parse("H100x16").link(ranks) for ranks in (8, 9)] == [450e9, 50e9], "within a node, and beyond it"
 
 
 def test_a_cache_in_fp8_holds_twice_the_tokens_and_is_read_in_the_same_time():
@@ -110,17 +154,61 @@ def test_what_cannot_fit_is_refused_and_by_how_much():
     one = rl("rl_qwen2.5_32b_h200x8", "rollout.engine_tp=1", "rollout.engine_memory_fraction=0.4")
     plan = make_plan(one, THIRTY_TWO, parse("h200x8"))
     assert "Raise rollout.engine_tp" in refusal(plan, parse("h200x8"))
+    assert plan.rollout and plan.missing_gib == -plan.rollout.kv_cache > 0 and not plan.fits
     both = rl("rl_qwen2.5_32b_h200x8", "memory.offload_idle=false", "rollout.engine_memory_fraction=0.9")
     assert "set memory.offload_idle" in refusal(make_plan(both, THIRTY_TWO, parse("h200x8")), parse("h200x8"))
 
 
 def test_json_has_the_same_numbers():
-    done = command("configs/rl_qwen2.5_7b_h200x8.toml", "--json", "--hardware", "h200x8")
-    tree = json.loads(done.stdout)
-    assert tree["hardware"] == "h200x8" and tree["fits"] is True and tree["proposals"]
+    words = ("--hardware", "h200x16", "--mean-tokens", "3000", "sandbox.workers=1", "--json")
+    tree = json.loads(command("configs/rl_qwen2.5_7b_h200x8.toml", *words).stdout)
+    assert (tree["hardware"], tree["dp"], tree["fits"]) == ("h200x16", 16, True)
+    assert tree["tokens_per_step"] == 512 * 16 * 3000
     assert tree["step_s"] == pytest.approx(sum(tree["phases_s"].values()))
+    assert tree["total_hours"] == pytest.approx(tree["step_s"] * 400 / 3600)
     assert tree["train_gib"]["total"] == pytest.approx(sum(v for k, v in tree["train_gib"].items() if k != "total"))
-    assert {"calls_per_s", "cores_per_node", "workers_per_node"} == set(tree["sandbox"])
+    steps = [proposal["step_s"] for proposal in tree["proposals"]]
+    assert len(steps) == 5 and steps == sorted(steps)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--like", "x", "--mean-tokens", "5"), "--like x and --mean-tokens 5 both set the lengths"),
+        (("--hardware", "h200x2", "parallel.tp=4"), "= 4 does not divide the 2 devices of h200x2 that train"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_error(words: tuple[str, ...], message: str):
+    done = command("configs/rl_qwen2.5_7b_h200x8.toml", *words)
+    assert done.returncode == 2 and message in done.stderr and not done.stdout
+
+
+def test_the_report_has_the_numbers_of_its_plans():
+    shape, h200 = PUBLISHED["Qwen3-30B-A3B"], parse("h200x8")
+    runs = [rl("rl_qwen3_30b_a3b_h200x8", "sandbox.workers=1", f"parallel.ep={ep}") for ep in (8, 4)]
+    plan, other = (make_plan(run, shape, h200) for run in runs)
+    assert plan.rollout and plan.sandbox
+    _, memory, time, sandbox, *_, table = report(plan.config, shape, h200, plan, [other]).split("\n\n")
+    t, r, s = plan.train, plan.rollout, plan.sandbox
+    parts = {f"training {name.replace('_', ' ')}": value for name, value in asdict(t).items() if value}
+    parts |= {"training idle engine": r.asleep, "training total": t.total + r.asleep, "sync total": r.syncing}
+    parts |= {"rollout engine weights": r.weights, "rollout KV cache": r.kv_cache, "rollout idle actor": r.training}
+    parts |= {"rollout engine buffers": r.beyond, "rollout total": r.total}
+    lines = re.findall(r"^  (\w+) +([\w ]*\w) +([\d.]+)", memory, re.MULTILINE)
+    assert {f"{kind} {name}": float(gib) for kind, name, gib in lines} == pytest.approx(parts, abs=0.051)
+    assert f"KV cache for {r.kv_tokens:,} tokens per engine" in memory
+    seconds = {name: float(value) for name, value in re.findall(r"^  ([\w ]*\w) +([\d.]+)", time, re.MULTILINE)}
+    longest, steps = {"longest without progress": plan.longest_part[1]}, plan.config.train.steps
+    assert seconds == pytest.approx(plan.phases | {"step": plan.step_s} | longest, abs=0.051)
+    assert f"{steps} steps: {plan.step_s * steps / 3600:,.1f} hours" in time
+    load = f"{s.calls_per_s:.0f} calls/s during rollouts keep {s.cores_per_node:.1f} cores per node busy"
+    wanted = f"recommended: sandbox.workers = {s.workers_per_node}\nwarning: sandbox.workers = 1 is lower"
+    assert sandbox == f"sandbox: {load}; {wanted}"
+    _, first, second = table.splitlines()
+    assert first.split()[:5] == [f"{plan.step_s:.1f}", "s", "configured", f"{plan.need_gib:.1f}", "GiB"]
+    change = f"{other.step_s / plan.step_s - 1:+.1%}"
+    assert second.split()[:5] == [f"{other.step_s:.1f}", "s", change, f"{other.need_gib:.1f}", "GiB"]
+    assert "tp 1 pp 1 cp 1 dp 8 ep 8 etp 1, recompute full, " in first and "dp 8 ep 4 etp 1, " in second
 
 
 def test_in_mode_async_engines_and_trainer_have_separate_devices():

@@ -53,16 +53,23 @@ def test_proposals_fit_with_a_margin_divide_and_are_sorted():
         assert plan.train.total + calibrated("asleep_gib") <= 0.95 * 79.1
         assert plan.rollout.weights + plan.rollout.kv_cache + calibrated("engine_gib") + plan.rollout.training <= 79.1
         assert 16 % plan.parallel.model_parallel == 0 and THIRTY_TWO.kv_heads % plan.parallel.tp == 0
+        assert plan.parallel.tp * plan.parallel.cp <= 8, "within a node"
         longest = plan.config.max_sequence_tokens
         assert plan.micro_batch_tokens * plan.parallel.cp >= longest or plan.memory.recompute == "auto"
     config = sft()
     assert proposals(config, PUBLISHED["Qwen2.5-72B"], parse("h100x1"), assumed(config, None)) == []
+    for hardware, on_cpu in (("h200x8", 0.0), ("h100x1", 1.0)):  # states go to the host only where they must
+        two = proposals(config, SEVEN, parse(hardware), assumed(config, None), limit=2)
+        assert [plan.memory.optimizer_on_cpu for plan in two][:1] == [on_cpu] and len(two) <= 2
 
 
 def test_context_parallelism_cuts_the_sequence_and_not_the_heads_on_npus():
     """MindSpeed's ring, as Transformer Engine's: 28 heads need not divide by tp * cp = 8."""
     plans = found("rl_qwen2.5_7b_a2x8", hardware="a2x8")
     assert SEVEN.heads == 28 and (4, 2) in {(plan.parallel.tp, plan.parallel.cp) for plan in plans}
+    rollouts = [plan.config.rollout for plan in plans if isinstance(plan.config, RlConfig)]
+    assert {rollout.engine_tp for rollout in rollouts} == {2}, "as configured: decoding is not measured there"
+    assert max(rollout.engine_memory_fraction for rollout in rollouts) <= 0.75
 
 
 def test_recomputation_follows_the_memory_there_is():
