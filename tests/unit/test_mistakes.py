@@ -50,16 +50,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["words"])
-def test_a_mistake_is_one_line(case: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("words", "message"), CASES)
+def test_a_mistake_is_one_line(words: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
-    words = case["words"]
     for name, value in PLACES.items():
         words = words.replace(f"{{{name}}}", value)
     spelt = [word.replace("&&&", "\n").replace("&", " ") for word in words.split()]
     done = CliRunner().invoke(all_commands(), spelt)
     assert done.exit_code == 2, done.exception or done.output
-    assert case["message"] in done.stderr
+    assert message in done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     assert "━" not in done.stdout, "a bar of nothing stands before it"
