@@ -25,14 +25,6 @@ def test_every_shipped_config_loads(path: Path):
     assert load_config(kind, path).run.name == path.stem
 
 
-def test_context_parallel_ranks_share_the_tokens_of_a_sequence():
-    tokens = ("train.micro_batch_tokens=600", "data.max_prompt_tokens=400", "rollout.max_response_tokens=700")
-    cp = ("parallel.cp=2", "cluster.gpus_per_node=2")
-    assert load_config(RlConfig, RL, [*tokens, *cp]).max_sequence_tokens == 1100
-    with pytest.raises(ConfigError, match=r"= 1100 does not fit a micro-batch"):
-        load_config(RlConfig, RL, list(tokens))
-
-
 def test_resolved_config_reads_back_equal(tmp_path: Path):
     run = load_config(RlConfig, RL, ["verl_overrides.trainer.balance_batch=false"])
     assert run.verl_overrides == {"trainer.balance_batch": False}
@@ -118,11 +110,12 @@ def test_a_file_that_an_editor_began_with_a_mark_is_read(tmp_path: Path):
         ("[run]\nname = 'a'\n".encode("utf-16"), "is not TOML: it is UTF-16. Save it as UTF-8"),
         (b'{"run": {"name": "a"}}', "is not TOML: it is JSON. A run file has sections"),
         (b"#!/bin/bash\npython3 -m verl.trainer.main_ppo\n", "is not TOML: it is a script or YAML. .* from-verl"),
+        (b"trainer:\n  nnodes: 1\n", "is not TOML: it is a script or YAML. .* from-verl"),
         (b"\x7fELF\0\0", "is not TOML: it is a binary file"),
     ],
 )
 def test_a_file_that_is_no_run_file_is_named_for_what_it_is(tmp_path: Path, content: bytes, message: str):
-    file = tmp_path / "run"
+    file = tmp_path / ("run.yaml" if content.startswith(b"trainer") else "run")
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         load_config(RlConfig, file)

@@ -209,15 +209,3 @@ def test_the_report_has_the_numbers_of_its_plans():
     change = f"{other.step_s / plan.step_s - 1:+.1%}"
     assert second.split()[:5] == [f"{other.step_s:.1f}", "s", change, f"{other.need_gib:.1f}", "GiB"]
     assert "tp 1 pp 1 cp 1 dp 8 ep 8 etp 1, recompute full, " in first and "dp 8 ep 4 etp 1, " in second
-
-
-def test_in_mode_async_engines_and_trainer_have_separate_devices():
-    """On 8 devices: four train, four sample."""
-    words = ("train.mode=async", "rollout.gpus=4", "train.mini_batch_prompts=256", "parallel.tp=2")
-    run = rl("rl_qwen2.5_7b_h200x8", *words)
-    plan, sync = make_plan(run, SEVEN, parse("h200x8")), make_plan(rl("rl_qwen2.5_7b_h200x8"), SEVEN, parse("h200x8"))
-    assert (plan.dp, plan.training_gib) == (2, plan.train.total) and sync.training_gib > sync.train.total
-    assert plan.rollout and plan.rollout.training == 0.0
-    assert plan.rollout.kv_cache == pytest.approx(run.rollout.engine_memory_fraction * 139.8 - plan.rollout.weights)
-    assert "in each of 4 engines" in plan.notes[1] and "the trainer waits" in plan.notes[2]
-    assert plan.phases["old_log_prob"] > 1.9 * sync.phases["old_log_prob"]

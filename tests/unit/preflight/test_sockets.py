@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
-from retool_mcore.platforms import get_platform
-from retool_mcore.preflight.check import CheckScope, check
 from retool_mcore.preflight.limits import MANAGER, RAY, sockets
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -32,12 +30,6 @@ def use_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, length: int, nam
 def short(request: pytest.FixtureRequest):
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="s") as folder:
         yield Path(folder)
-
-
-def test_the_start_of_a_run_looks(short: Path, monkeypatch: pytest.MonkeyPatch):
-    use_folder(monkeypatch, short, 109)
-    wrong = [each.text for each in check(SFT, CheckScope(platform=get_platform("cpu"))) if each.severity == "error"]
-    assert any("has 109 bytes" in text for text in wrong)
 
 
 @pytest.mark.parametrize(
