@@ -57,12 +57,19 @@ def test_what_nothing_of_ours_decides_may_be_set():
         ACTOR + "entropy_from_logits_with_chunking": "true",
         ACTOR + "use_torch_compile": "false",
         ACTOR + "entropy_coeff": "0.1",
+        ACTOR + "policy_loss.ppo_kl_coef": "0.2",
         ACTOR + "megatron.override_transformer_config.attention_backend": "auto",
     }
-    config = load_config(RlConfig, RL, [f"verl_overrides.{key}={value}" for key, value in raw.items()])
-    tree = ppo_tree(config, get_platform("cpu"))
+    words = [f"verl_overrides.{key}={value}" for key, value in raw.items()]
+    tree = ppo_tree(load_config(RlConfig, RL, words), get_platform("cpu"))
     assert tree.actor_rollout_ref.rollout.agent.agent_loop_config_path == "mine.yaml"
     assert tree.actor_rollout_ref.actor.entropy_coeff == 0.1
+    assert tree.actor_rollout_ref.actor.policy_loss.ppo_kl_coef == 0.2
+    config = load_config(RlConfig, RL, [*words, "algorithm.old_log_prob=rollout"])
+    with pytest.raises(
+        ConfigError, match=r"may not set .*policy_loss\.ppo_kl_coef = 0.2 \(controlled by algorithm.old_log_prob"
+    ):
+        ppo_tree(config, get_platform("cpu"))
 
 
 # Keys with our value that [verl_overrides] may change, although the value depends on the run or its

@@ -9,28 +9,42 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.platforms import get_platform
+from retool_mcore.train.dry_run import differences
 from retool_mcore.verl.keys.rollout import write_settings
-from retool_mcore.verl.keys.tree import sft_worker_config
-from tests.unit.verl.loss_scenario import RL, actor_config, tree
+from retool_mcore.verl.keys.tree import check_ppo_tree, ppo_keys, ppo_tree, sft_worker_config
+from tests.unit.verl.loss_scenario import RL, tree
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 SFT = RL.parent / "sft_tiny_cpu.toml"
 BETAS = ("optim.betas=[0.5, 0.6]",)
+CASES = yaml.safe_load(Path(__file__).with_name("keys_of_settings.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "every"),
-    [
-        (("checkpoint.every_steps=3",), 3),
-        (("checkpoint.every_steps=0", "train.steps=7"), 7),
-        (("checkpoint.every_steps=0", "checkpoint.export=false"), -1),
-    ],
-)
-def test_a_run_that_exports_saves_its_last_step_at_least(settings: tuple[str, ...], every: int):
-    assert tree(*settings).trainer.save_freq == every
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["settings"][0])
+def test_a_setting_reaches_its_keys_of_verl_and_the_engine_of_every_role(case: dict[str, Any]):
+    words = case["settings"]
+    found = ppo_keys(load_config(RlConfig, RL, words), get_platform("cpu"))
+    wanted = {key: value for key, (_, value) in differences({}, case).items() if key != "settings"}
+    assert {key: found.get(key, "not set") for key in wanted} == wanted
+    actor, *others = (
+        {key.removeprefix(role): found[key] for key in found if key.startswith(f"{role}megatron.")}
+        for role in ("actor_rollout_ref.actor.", "actor_rollout_ref.ref.", "critic.")
+    )
+    second = any(word.startswith(("algorithm.kl_coef", "algorithm.name=ppo")) for word in words)
+    assert [engine for engine in others if engine] == [actor] * second
+    if "algorithm.name=ppo" not in words:  # verl's check of a critic reads the model's files
+        check_ppo_tree(tree(*words))
+
+
+def test_a_run_resumes_from_the_folder_that_was_chosen():
+    config, cpu = load_config(RlConfig, RL), get_platform("cpu")
+    first, resumed = (ppo_tree(config, cpu, resume).trainer for resume in (None, Path("a/global_step_2")))
+    assert (first.resume_mode, resumed.resume_mode) == ("disable", "resume_path")
+    assert resumed.resume_from_path == str(Path("a/global_step_2").absolute())
 
 
 def test_log_probs_are_computed_at_the_sampling_temperature():
@@ -85,13 +99,6 @@ def test_groups_are_filtered_by_answers_and_not_by_shaped_rewards(tmp_path: Path
     assert sampler._dapo_filtered_keys("train")[0] == {"allwrong"}
 
 
-@pytest.mark.parametrize(("loss", "weight"), [("aux_loss", 0.25), ("global_aux_loss", 0.001)])
-def test_a_balancing_loss_and_its_weight_are_one_setting(loss: str, weight: float):
-    options = actor_config(f"experts.load_balancing={{ {loss} = {weight} }}").megatron.override_transformer_config
-    assert (options["moe_router_load_balancing_type"], options["moe_aux_loss_coeff"]) == (loss, weight)
-    assert "moe_aux_loss_coeff" not in actor_config().megatron.override_transformer_config
-
-
 # ------------------------------------------------- optimizer and schedule
 
 
@@ -116,16 +123,10 @@ def test_betas_reach_megatrons_adam(monkeypatch: pytest.MonkeyPatch):
 
     configs = optimizer_configs("algorithm.name=ppo", *BETAS)
     monkeypatch.setattr(verl_config, "HFModelConfig", dict)  # its constructor reads a model's files
-    configs["sft"] = sft_worker_config(load_config(SftConfig, SFT, BETAS), get_platform("cpu")).optimizer_config
+    sft = sft_worker_config(load_config(SftConfig, SFT, [*BETAS, "checkpoint.asynchronous=true"]), get_platform("cpu"))
+    configs["sft"] = sft.optimizer_config
+    assert sft.checkpoint_config.async_save
     assert [betas_in_megatron(optim) for optim in configs.values()] == [(0.5, 0.6)] * 3
-
-
-@pytest.mark.parametrize("mode", [(), ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1")])
-def test_the_schedule_counts_the_updates_of_the_whole_run(mode: tuple[str, ...]):
-    """The paper's size: 400 steps of 8 updates, and a warm-up of 20 steps."""
-    size = ("train.steps=400", "train.prompts_per_step=512", "train.mini_batch_prompts=64")
-    optim = optimizer_configs(*size, "optim.schedule=cosine", "optim.warmup_fraction=0.05", *mode)["actor"]
-    assert (optim.lr_warmup_steps, optim.lr_decay_steps) == (20 * 8, 400 * 8)
 
 
 def relative_rates(optim: Any, updates: int) -> list[float]:
