@@ -32,10 +32,16 @@ def main(what: str, root: str, stall_s: str) -> int:
     )
     try:
         log, rank = config.run.dir / "logs" / "run.log", int(os.environ.get("RANK", "0"))
-        with redirect_output(log) as terminal, watchdog.Watchdog(config, terminal, rank):
+        with redirect_output(log) as terminal, watchdog.Watchdog(config, terminal, rank) as dog:
             if what == "deaf":
                 watchdog.GRACE_S = 1.0
                 signal.pthread_sigmask(signal.SIG_BLOCK, [watchdog.STALLED])
+            if what == "lost":
+                watchdog.POLL_S, watchdog.LOST_GRACE_S = 0.2, 0.5
+                signal.pthread_sigmask(signal.SIG_BLOCK, [watchdog.STALLED])
+                answers = [None, RunError("a worker died")]
+                with dog.polling(lambda: answers.pop(0)):
+                    child.wait()
             heartbeat.start(config.run.dir)
             if what == "working":
                 for _ in range(10):

@@ -31,9 +31,16 @@ def test_a_silent_run_ends_with_one_error_and_the_stacks_of_its_processes(tmp_pa
     assert "import time; time.sleep(60)" in text, "its child, with its command"
 
 
-def test_a_step_longer_than_the_limit_continues_while_its_parts_end(tmp_path: Path):
-    done = run("working", tmp_path, 3.0)
+@pytest.mark.parametrize("stall_s", [3.0, 0.0])
+def test_a_step_longer_than_the_limit_continues_while_its_parts_end_and_0_is_no_limit(tmp_path: Path, stall_s: float):
+    done = run("working", tmp_path, stall_s)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_run_that_waits_for_a_dead_process_is_freed_and_tells_which(tmp_path: Path):
+    """Its main thread heeds no signal while its child lives."""
+    done = run("lost", tmp_path, 60.0)
+    assert (done.returncode, done.stdout) == (2, "a worker died\n"), done.stderr
 
 
 def test_a_run_that_heeds_no_signal_ends_all_the_same_and_may_be_started_again(tmp_path: Path):
@@ -44,7 +51,9 @@ def test_a_run_that_heeds_no_signal_ends_all_the_same_and_may_be_started_again(t
     assert len(list((tmp_path / "run" / "logs").glob("stall-*-rank1.txt"))) == 1
 
 
-@pytest.mark.parametrize("sign", ["alive", "trajectories/trajectories.jsonl"])
+@pytest.mark.parametrize(
+    "sign", ["alive", "start.jsonl", "metrics.jsonl", "trajectories/trajectories.jsonl", "checkpoints/global_step_2"]
+)
 def test_what_a_run_writes_is_a_sign_of_life(tmp_path: Path, sign: str):
     path = tmp_path / sign
     path.parent.mkdir(exist_ok=True)

@@ -23,6 +23,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.config.shared import FORMAT_FILE
 from retool_mcore.data.task_model import build_tokenizer
 from retool_mcore.data.tasks import tokenizer_rows
+from retool_mcore.run import heartbeat
 from retool_mcore.verl.agent_loop import LoopWorker
 from retool_mcore.verl.reward import compute_score
 from tests.unit.rollout.scripted_engine import ABORT, ScriptedEngine, call
@@ -104,6 +105,7 @@ async def run(
         "num_turns": stored["num_turns"],
         "extra_fields": stored["extra_fields"],
         "params": client.params,
+        "metrics": output.metrics.model_dump(),
         "routes": stored["routed_experts"].tolist() if "routed_experts" in stored else None,
     }
 
@@ -133,6 +135,7 @@ async def main(folder: Path) -> None:
     tool = load_config(RlConfig, file, own)
     turns = ["I add.\n" + call("print(412 + 967)"), ANSWER]
     out: dict[str, Any] = {"tool": await run(Client(tokenizer, turns), tokenizer, tool)}
+    out["alive"] = (tool.run.dir / heartbeat.FILE).exists()
     out["dropped"] = await run(Client(tokenizer, turns, dies=True), tokenizer, tool)
     pop: Any = LoopWorker.pop_drop_causes
     out["causes"] = [list(await pop(None)) for _ in range(2)]

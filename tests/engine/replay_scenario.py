@@ -168,6 +168,12 @@ def main(folder: Path) -> None:
     out["too many"] = sample(sampler(folder, 0.1))
     put_group("x", [1.0, None], partition="val")
     out["too many in validation"] = sample(sampler(folder, 0.4), "val", 1)
+    put_group("x", [1.0, 0.0], partition="val")
+    put_group("y", [1.0, 1.0], partition="val")
+    validating = sampler(folder, 0.0)
+    batch, _ = validating.sample(global_steps=1, partition_id="val", batch_size=2)
+    out["validation"] = validating.val_metrics
+    tq.kv_clear(partition_id="val", keys=batch.keys)
     put_group("y", [0.0, 0.0, 0.0, 0.0], scores={0: -1.0, 1: -0.9, 2: -1.0, 3: -1.0})
     put_group("z", [0.0, 0.0, 0.0, 0.0], scores=dict.fromkeys(range(4), -0.9))
     out["shaped"] = sample(sampler(folder, 0.0))

@@ -20,6 +20,8 @@ def test_the_reward_and_the_metrics_find_their_keys(outputs: dict[str, Any]):
     assert (extra["behavior"]["calls"], extra["behavior"]["stop_reason"]) == (1, "finished")
     assert extra["record"]["turns"][0]["results"][0]["shown"] == "1379"
     assert extra["record"]["versions"] == [3 if loss else -1 for loss in outputs["tool"]["response_mask"]]
+    assert extra["row"] == 4, "the curriculum counts answers by row"
+    assert outputs["alive"], "the watchdog sees that the run samples"
 
 
 def test_an_environment_knows_the_row_and_the_reward_what_it_found(outputs: dict[str, Any]):
@@ -40,6 +42,8 @@ def test_calls_and_the_cache_are_measured_where_they_happen(outputs: dict[str, A
     [call_s], [queue_s] = behavior["call_s"], behavior["call_queue_s"]
     [result] = outputs["tool"]["extra_fields"]["record"]["turns"][0]["results"]
     assert call_s >= queue_s + result["run_s"] > 0
+    metrics = outputs["tool"]["metrics"]
+    assert (metrics["generate_sequences"], metrics["tool_calls"]) == (behavior["engine_s"], behavior["tool_s"])
     second = outputs["turns"][1]
     sent = 2 * len(outputs["tool"]["prompts"]) + len(outputs["tool"]["responses"]) - len(second)
     assert (behavior["context_tokens"], behavior["cached_tokens"]) == (sent, 32)

@@ -54,6 +54,13 @@ def test_validation_counts_its_own_samples(scenarios: dict[str, Any]):
     assert "1 of 2 trajectories of step 1 (val) were dropped (50.0%)" in scenarios["too many in validation"]["error"]
 
 
+def test_a_validations_metrics_are_named_after_it_and_have_an_interval(scenarios: dict[str, Any]):
+    found = scenarios["validation"]
+    assert (found["val/accuracy"], found["val/rollout/dropped"]) == (0.75, 0)
+    assert (found["val/accuracy/low"], found["val/accuracy/high"]) == (pytest.approx(0.26), 1.0)
+    assert "accuracy/low" not in scenarios["whole"]["metrics"]
+
+
 def test_groups_have_the_same_reward_if_their_shaped_rewards_are_equal(scenarios: dict[str, Any]):
     metrics = scenarios["shaped"]["metrics"]
     assert (metrics["groups/all_wrong"], metrics["groups/same_reward"]) == (1.0, 0.5)

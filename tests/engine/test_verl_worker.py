@@ -146,3 +146,5 @@ def test_a_response_that_a_setting_leaves_out_has_no_token_in_the_loss(
         mask = row["response_mask"].tolist()
         assert len(mask) == len(row["responses"]) == len(row["rollout_log_probs"])
         assert (1 in mask) == (kind not in masked_by), kind
+    (row, *_), _ = sampled(config, tokenizer, monkeypatch, validate=True)
+    assert 1 in row["response_mask"].tolist(), "a validation leaves out none"

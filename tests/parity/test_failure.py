@@ -27,6 +27,8 @@ def test_a_run_resumes_from_its_newest_checkpoint(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(failure.checkpoint, "complete_checkpoints", lambda folder: saved)
     config = SimpleNamespace(run=SimpleNamespace(dir=Path("run")), checkpoint=SimpleNamespace(resume="auto"))
     assert failure._how_to_resume(config).endswith("resumes after step 8, from global_step_8.")
+    config.checkpoint.resume = "never"
+    assert failure._how_to_resume(config).startswith('With checkpoint.resume = "auto" the same command resumes after')
 
 
 @pytest.fixture(scope="module")
