@@ -44,7 +44,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, f
 
     replay = {"model": model, "role": "actor", "auto": False, "micro_batch_tokens": 128, "router_replay": "R3"}
     one = [job("one"), job("recompute", transformer=RECOMPUTE), job("aux", transformer=AUX)]
-    one += [job("global_aux", transformer=GLOBAL_AUX)]
     two = [job(name, layout=layout) for name, layout in TWO.items()]
     two += [job("pp2_recompute", layout={"pp": 2}, transformer=RECOMPUTE)]
     two += [job("aux_pp2", layout={"pp": 2}, transformer=AUX), job("aux_dp2", transformer=AUX)]
@@ -86,13 +85,6 @@ def test_each_token_counts_once_in_the_load(runs: Runs, name: str):
 @pytest.mark.parametrize("name", ALIKE)
 def test_a_balancing_loss_is_the_same_in_every_layout(runs: Runs, name: str):
     assert_alike(runs[name], runs[ALIKE[name]])
-
-
-@pytest.mark.parametrize(("name", "without"), [("aux", "one"), ("global_aux", "one"), ("global_aux_dp2", "aux_dp2")])
-def test_a_balancing_loss_changes_what_is_learnt(runs: Runs, name: str, without: str):
-    """Or the test above would compare nothing."""
-    pairs = zip(column(runs[name], "grad_norm"), column(runs[without], "grad_norm"), strict=True)
-    assert min(abs(a / b - 1) for a, b in pairs) > 1e-3
 
 
 @pytest.mark.parametrize("name", REPLAY_TWO)

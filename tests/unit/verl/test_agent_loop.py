@@ -10,13 +10,24 @@ import pytest
 
 pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
+from retool_mcore.platforms.call_end import TABLE, TURN_TOKENS
+from retool_mcore.rollout.engine import Sampling, TurnRequest
+from retool_mcore.rollout.ledger import StopReason
 from tests.unit.verl.loss_scenario import RL
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
 
-def test_a_request_has_each_number_under_its_own_name():
+STOP = 7
+CALL_END: Any = SimpleNamespace(as_json="a table")
+REQUEST = TurnRequest(
+    token_ids=[1, 2], max_new_tokens=8, stop_token_ids=[STOP, 9], trajectory_id="of this one", turn_tokens=1,
+    call_end=CALL_END, sampling=Sampling(temperature=0.7, top_p=0.9, top_k=40, seed=11),
+)  # fmt: skip
+
+
+def turn(reason: str, token_ids: list[int], log_probs: list[float] | None, *how: Any, **seeds: Any) -> list[Any]:
+    """The turn that our engine makes of this answer of verl's client, and what it asked for."""
     from verl.workers.rollout.replica import TokenOutput
 
     from retool_mcore.verl.agent_loop import VerlEngine
@@ -27,22 +38,21 @@ def test_a_request_has_each_number_under_its_own_name():
         async def generate(self, **request: Any) -> TokenOutput:
             asked.append(request)
             extra = {"min_global_steps": 3, "max_global_steps": 5, "num_cached_tokens": 2}
-            return TokenOutput(token_ids=[7], log_probs=[-0.5], stop_reason="stop", extra_fields=extra)
+            return TokenOutput(token_ids=token_ids, log_probs=log_probs, stop_reason=reason, extra_fields=extra)
 
-    request = TurnRequest(
-        token_ids=[1, 2], max_new_tokens=8, stop_token_ids=[7, 9], trajectory_id="of this one",
-        sampling=Sampling(temperature=0.7, top_p=0.9, top_k=40, seed=11),
-    )  # fmt: skip
-    answer = asyncio.run(VerlEngine(Client(), {"top_k": 50, "min_p": 0.1}, request_seeds=True).generate(request))
+    return [asyncio.run(VerlEngine(Client(), *how, **seeds).generate(REQUEST)), *asked]
+
+
+def test_a_request_has_each_number_under_its_own_name():
+    answer, asked = turn("stop", [STOP], [-0.5], {"top_k": 50, "min_p": 0.1}, request_seeds=True)
     assert (answer.version, answer.cached_tokens, answer.stop) == (5, 2, "stop"), "what a turn ended with"
-    params = {
-        "temperature": 0.7, "top_p": 0.9, "top_k": 50, "min_p": 0.1, "repetition_penalty": 1.0, "logprobs": True,
-        "max_new_tokens": 8, "stop_token_ids": [7, 9],
-        "sampling_seed": 11,
-    }  # fmt: skip
-    assert asked == [{"request_id": "of this one", "prompt_ids": [1, 2], "sampling_params": params}]
-    asyncio.run(VerlEngine(Client()).generate(request))
-    assert asked[1]["sampling_params"]["top_k"] == 40 and "sampling_seed" not in asked[1]["sampling_params"]
+    params = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.0, "logprobs": True, "max_new_tokens": 8}
+    params |= {"stop_token_ids": [STOP, 9], "top_k": 40}
+    custom = {TABLE: "a table", TURN_TOKENS: 1}
+    more = {"top_k": 50, "min_p": 0.1, "sampling_seed": 11, "custom_params": custom}
+    request = {"request_id": "of this one", "prompt_ids": [1, 2]}
+    assert asked == {**request, "sampling_params": params | more}
+    assert turn("stop", [STOP], [-0.5])[1] == {**request, "sampling_params": params}
 
 
 @pytest.mark.parametrize(
@@ -73,27 +83,6 @@ def test_a_nodes_processes_share_its_interpreters_and_its_sessions(
     assert (opened[0]["workers"], opened[0]["sessions"], opened[0]["min_level"]) == (*of_process, "none")
 
 
-STOP = 7
-
-
-def turn(reason: str, token_ids: list[int], log_probs: list[float] | None) -> EngineTurn:
-    """The turn that our engine makes of this answer of verl's client."""
-    from verl.workers.rollout.replica import TokenOutput
-
-    from retool_mcore.verl.agent_loop import VerlEngine
-
-    class Client:
-        async def generate(self, **_: Any) -> TokenOutput:
-            return TokenOutput(
-                token_ids=token_ids, log_probs=log_probs, stop_reason=reason, extra_fields={"max_global_steps": 4}
-            )
-
-    request = TurnRequest(
-        token_ids=[1, 2], max_new_tokens=8, stop_token_ids=[STOP], sampling=Sampling(), trajectory_id="a"
-    )
-    return asyncio.run(VerlEngine(Client()).generate(request))
-
-
 @pytest.mark.parametrize(
     ("reason", "token_ids", "log_probs", "stop"),
     [
@@ -102,11 +91,30 @@ def turn(reason: str, token_ids: list[int], log_probs: list[float] | None) -> En
         ("abort", [3, STOP], [-0.5, -1.0], "abort"),
         ("completed", [3, STOP], [-0.5, -1.0], "stop"),  # vLLM's only word; the last token decides
         ("completed", [3, 5], [-0.5, -1.0], "length"),
+        ("length", [3, STOP], [-0.5, -1.0], "length"),
+        ("stop", [3, STOP], [-0.5, -1.0], "stop"),
     ],
 )
 def test_a_turn_keeps_its_tokens_and_why_it_stopped(
     reason: str, token_ids: list[int], log_probs: list[float] | None, stop: str
 ):
-    answer = turn(reason, token_ids, log_probs)
+    answer, _ = turn(reason, token_ids, log_probs)
     assert (answer.token_ids, answer.logprobs, answer.stop) == (token_ids, log_probs or [], stop)
-    assert answer.version == 4
+
+
+@pytest.mark.parametrize("reason", StopReason)
+def test_a_response_that_found_no_room_is_truncated_too(reason: StopReason):
+    from retool_mcore.verl.agent_loop import is_masked
+
+    trajectory: Any = SimpleNamespace(stop_reason=reason, has_void_turn=False)
+    algorithm = load_config(RlConfig, RL, ['algorithm.mask=["truncated"]']).algorithm
+    assert is_masked(algorithm, trajectory) == (reason in (StopReason.LENGTH, StopReason.NO_ROOM))
+
+
+def test_a_tool_gets_the_rows_truth_source_and_other_columns():
+    from retool_mcore.rollout.tools import ToolContext
+    from retool_mcore.verl.agent_loop import _tool_context
+
+    row = {"reward_model": {"ground_truth": 34}, "data_source": "mine", "extra_info": {"index": 5}}
+    assert _tool_context(row) == ToolContext(truth="34", data_source="mine", extra_info={"index": 5})
+    assert _tool_context({}) == ToolContext(truth="", data_source="", extra_info={})

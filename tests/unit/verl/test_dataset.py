@@ -49,6 +49,8 @@ def test_a_row_reaches_the_loop_without_its_agent_and_its_other_columns(dataset,
         *("data_source", "extra_info", "index", "dummy_tensor", "raw_prompt", "reward_model", "row", "held_out")
     }
     assert row["reward_model"] == {"ground_truth": "4"}
+    extra_info = FORMS[form][1].get("extra_info", {})
+    assert (row["extra_info"], row["index"]) == (extra_info, extra_info.get("index", 0))
     assert (row["row"], row["held_out"], row["data_source"]) == (1, False, FORMS[form][1]["data_source"])
     assert row["raw_prompt"] == FORMS[form][1]["prompt"], "turns as in the file, without its nulls"
 

@@ -27,7 +27,9 @@ def test_a_step_of_which_nothing_is_left_to_learn_from_ends_the_run(monkeypatch:
     from retool_mcore.verl.replay import require_learnable
 
     some_BT = MASK_BT * torch.tensor([[1], [0], [0], [0]])
-    assert require_learnable(masked(monkeypatch, some_BT), 3, "x") == 0.75
+    rows = masked(monkeypatch, some_BT)
+    rows.tags[3] = {"is_padding": True}
+    assert require_learnable(rows, 3, "x") == pytest.approx(2 / 3), "of the three that are no padding"
     with pytest.raises(RolloutError, match="No response of step 3 has a token to learn from: x excluded"):
         require_learnable(masked(monkeypatch, torch.zeros_like(MASK_BT)), 3, "x")
 

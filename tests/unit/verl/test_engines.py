@@ -79,6 +79,7 @@ def test_a_dead_engine_is_replaced_and_gets_requests_only_when_it_has_the_weight
     trainer = trainer_of(tmp_path, monkeypatch, replicas, restarts=3)
     dead = {"server 1"}
     trainer._watch = SimpleNamespace(death=lambda servers: RayActorError() if dead & set(servers) else None)
+    trainer.detach_dead_engines()  # finds it, and the next call finds it again
     trainer.replace_dead_engines()
     assert trainer.calls == [
         ("remove_servers", ["address 1"]),
@@ -95,6 +96,11 @@ def test_a_dead_engine_is_replaced_and_gets_requests_only_when_it_has_the_weight
     assert manager.server_handles == ["handle 0", "new handle 1", "handle 2"]
     assert manager.server_addresses == ["address 0", "new address 1", "address 2"], "or its next death removes nothing"
     assert trainer._lost == [] and trainer._restarts == 1
+    manager.get_client = lambda client_cls: client_cls.__name__
+    assert trainer.get_llm_client() == "EngineClient"
+    trainer.config.actor_rollout_ref.rollout.name = "vllm"  # whose servers cannot be watched
+    trainer.compare_weights()
+    assert trainer.get_llm_client() == "LLMServerClient" and trainer.fetch_engine_load() == []
 
 
 def test_a_start_that_fails_counts_and_is_tried_again_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

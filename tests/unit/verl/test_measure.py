@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from retool_mcore.rollout.records import RecordWriter
 from retool_mcore.verl import measure
-from retool_mcore.verl.measure import _rounded, accuracy_interval, mismatch, write_groups
+from retool_mcore.verl.measure import _rounded, _token_columns, accuracy_interval, mismatch, write_groups
 
 
 def test_the_mismatch_is_that_of_plain_python():
@@ -65,3 +65,15 @@ def test_each_validation_writes_the_same_problems_whatever_verl_calls_them(
 
     assert written("val", "abcdefgh") == written("val", "mnopqrst") == written("val", "hgfedcba")
     assert written("train", "abcdefgh") != written("train", "hgfedcba"), "a step's are drawn anew"
+
+
+def test_a_record_has_each_column_and_one_advantage_if_all_tokens_in_the_loss_share_it():
+    lists = {"rm_scores": [0.25, 0.0, 0.5], "prompts": [1, 2], "responses": [3, 4, 5], "response_mask": [1, 0, 1]}
+    row = {name: torch.tensor(each) for name, each in (lists | {"rollout_log_probs": [-0.5, 0.0, -0.25]}).items()}
+    columns = {"reward": 0.75, "prompt_ids": [1, 2], "response_ids": [3, 4, 5], "loss_mask": [1, 0, 1]}
+    columns |= {"logprobs": [-0.5, 0.0, -0.25], "actor_logprobs": None, "advantage": None}
+    assert _token_columns(row) == columns
+    row["old_log_probs"] = torch.tensor([-0.75, 0.0, -1.5])
+    for values, advantage in (([2.0, 9.0, 2.0], 2.0), ([2.0, 9.0, 3.0], [2.0, 0.0, 3.0])):
+        found = _token_columns(row | {"advantages": torch.tensor(values)})
+        assert found == columns | {"actor_logprobs": [-0.75, 0.0, -1.5], "advantage": advantage}

@@ -48,8 +48,10 @@ def test_states_on_the_host_take_no_room_on_the_device(monkeypatch: pytest.Monke
     assert reserve_adam_memory(part(7, SimpleNamespace(optimizer_cpu_offload=True))) is None
     loaded: list[Any] = []
     monkeypatch.setattr(TrainingWorker, "reset", lambda self: None)
-    monkeypatch.setattr(workers, "new_seed_if_relaid_out", lambda *_: None)
-    monkeypatch.setattr(workers, "load_checkpoint", lambda *_, **__: loaded.append(worker._reserved))
+    monkeypatch.setattr(workers, "new_seed_if_relaid_out", lambda engine, folder: f"of {folder}")
+    monkeypatch.setattr(
+        workers, "load_checkpoint", lambda _, folder, new_seed: loaded.append((worker._reserved, folder, new_seed))
+    )
     for offloaded in (True, False):
         worker: Any = object.__new__(workers.SavingCriticWorker)
         nothing = dict.fromkeys(("train_batch", "lr_scheduler"))
@@ -59,7 +61,7 @@ def test_states_on_the_host_take_no_room_on_the_device(monkeypatch: pytest.Monke
         worker.reset()
         assert (worker._reserved is None) == offloaded
     worker.load_checkpoint("checkpoint/actor")
-    assert loaded == [None]
+    assert loaded == [(None, "checkpoint/actor", "of checkpoint")]
 
 
 @pytest.mark.parametrize(("states", "moments"), [("compact", torch.float32), ("bfloat16", torch.bfloat16)])
@@ -74,3 +76,6 @@ def test_master_weights_that_are_states_are_counted(states: str, moments: torch.
     assert bytes_of_states(config) == STATE_BYTES[states]
     config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = False  # Megatron has them from the start
     assert bytes_of_states(config) == STATE_BYTES[states] - 2
+    config.use_precision_aware_optimizer_no_fp8_or_ds_fp8, config.store_param_remainders = True, False
+    config.main_params_dtype = torch.float32
+    assert bytes_of_states(config) == STATE_BYTES[states] + 2, "whole master weights of 4 bytes instead of their rest"

@@ -169,11 +169,12 @@ class Run:
             self._fit(None)
         return self.calls
 
-    def signalled(self, part: str, step: int, number: int = signal.SIGTERM) -> EndedBySignal:
-        """The end of a run that gets a signal in a part of a step."""
+    def signalled(self, part: str, step: int, number: int = signal.SIGTERM, batch: int = 0) -> EndedBySignal:
+        """The end of a run that gets a signal in a part of a step's batch."""
 
         def send(at: str, at_step: int) -> None:
-            if (at, at_step) == (part, step) and not self.trainer._ending.first_signal:
+            now = (at, at_step, self.trainer.local_trigger_step)
+            if now == (part, step, batch) and not self.trainer._ending.first_signal:
                 os.kill(os.getpid(), number)
                 while not self.trainer._ending.first_signal:
                     time.sleep(0.001)
@@ -196,14 +197,23 @@ LEARN = ["old_log_prob", "advantage", "actor"]
 def test_a_synchronous_step_sleeps_the_engines_while_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The next step's prompts are submitted right after the weights."""
     step = ["sample", "sleep_replicas", *LEARN, "update_weights"]
-    run = Run(tmp_path, monkeypatch)
+    run, looks = Run(tmp_path, monkeypatch), list[str]()
+    run.trainer.replace_dead_engines = lambda: looks.append("for dead engines")
     assert run.steps(2) == ["submit 1", *step, "submit 2", *step, "submit 3"]
+    assert len(looks) == 10, "at each of five polls of a step"
     assert run.trainer.engine_version == 2, "a restarted engine gets the weights under this version"
-    for name in (restart := ("restart_lost_engines", "sleep_engines", "admit_engines")):
+    before = ["detach_dead_engines", "restart_lost_engines", "sleep_engines"]
+    after = ["admit_engines", "compare_weights"]
+    for name in (*before, *after, "collect_engine_load"):
         setattr(run.trainer, name, run._engines(name))
+    run.trainer._saver.poll = run._engines("publish")
+    run.calls.clear()
+    run.trainer.on_step_begin()
+    run.trainer.sample({})
+    assert run.calls == ["publish", "sample", "collect_engine_load", "detach_dead_engines", "sleep_replicas"]
     run.calls.clear()
     run.trainer.on_step_end()
-    assert run.calls[:4] == [*restart[:2], "update_weights", restart[2]], "the sync expects sleeping engines"
+    assert run.calls == [*before, "update_weights", *after], "the sync expects sleeping engines"
 
 
 def test_a_validation_has_the_engines_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -211,6 +221,9 @@ def test_a_validation_has_the_engines_for_itself(tmp_path: Path, monkeypatch: py
     run.trainer.config.trainer.test_freq = 2
     calls = run.steps(2)
     assert calls[-1] == "update_weights" and calls.count("submit 2") == 1, "step 3 submits its prompts itself"
+    run = Run(tmp_path / "last", monkeypatch)
+    run.trainer.total_training_steps = 2
+    assert run.steps(2)[-1] == "update_weights", "no step follows the last one"
 
 
 def test_a_partial_rollout_aborts_requests_before_the_update_and_resumes_them(
@@ -238,12 +251,15 @@ def test_an_asynchronous_step_samples_and_learns_for_each_update(tmp_path: Path,
 def test_reference_and_critic_run_between_the_actors_pass_and_its_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    from retool_mcore.verl.trainer import PHASES
+
     run = Run(tmp_path, monkeypatch)
     run.trainer.use_reference_policy = run.trainer.use_critic = True
     run.trainer.config.trainer.critic_warmup = 2  # verl's first step that trains the actor
     parts = [call for call in run.steps(2) if call not in ("sample", "sleep_replicas", "update_weights")]
     both = ["old_log_prob", "ref_log_prob", "values", "advantage", "critic"]
     assert parts == ["submit 1", *both, "submit 2", *both, "actor", "submit 3"]
+    assert run.trainer.timing_raw.keys() >= {*PHASES} - {"reward", "save_checkpoint"}, "or their time counts as other"
 
 
 def test_rows_are_learned_from_in_an_order_that_does_not_hang_on_who_finished_first(
@@ -264,12 +280,14 @@ def test_rows_are_learned_from_in_an_order_that_does_not_hang_on_who_finished_fi
     run.steps(1)
     assert run.keys == first and sorted(first) == ["a_0_0", "b_10_0", "b_2_0"]
     assert first.index("b_2_0") < first.index("b_10_0"), "sessions are numbers"
-    orders: set[str] = set()
-    for run.trainer.global_steps in range(1, 9):
-        rows = batch()
-        rows.tags = [{"seq_len": 5} for _ in rows.keys]
-        orders.add(str(run.trainer.assign(rows, {}).keys))
-    assert len(orders) > 1, "each step draws its own order"
+    for number in ("global_steps", "local_trigger_step"):
+        orders: set[str] = set()
+        for value in range(8):
+            setattr(run.trainer, number, value)
+            rows = batch()
+            rows.tags = [{"seq_len": 5} for _ in rows.keys]
+            orders.add(str(run.trainer.assign(rows, {}).keys))
+        assert len(orders) > 1, "each batch of each step draws its own order"
 
 
 # ---------------------------------------------------------------- ending on request
@@ -341,18 +359,8 @@ def test_between_the_updates_of_a_step_nothing_is_stopped(tmp_path: Path, monkey
     run.trainer.config.data.train_batch_size = 24
     copy = dict.fromkeys(("save_model_to_cpu", "restore_model_from_cpu", "clear_cpu_model"), lambda n: None)
     run.trainer.actor_rollout_wg = SimpleNamespace(**copy)
-
-    def at(part: str, step: int) -> None:
-        second = run.trainer.local_trigger_step == 1
-        if (part, step, second) == ("sample", 3, True) and not run.trainer._ending.first_signal:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            while not run.trainer._ending.first_signal:
-                time.sleep(0.001)
-
-    run.at = at
-    with pytest.raises(EndedBySignal) as caught:
-        run.trainer.fit(SimpleNamespace(pop_drop_causes=Counter))
-    assert (caught.value.code, run.saved()[0]) == (143, 3)
+    ended = run.signalled("sample", 3, signal.SIGUSR1, batch=1)
+    assert (ended.code, run.saved()[0]) == (143, 3)
 
 
 # ------------------------------------------------------------------- prompts' names
@@ -436,7 +444,7 @@ def test_a_mean_over_responses_divides_by_trajectories_and_not_by_padding(
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    from retool_mcore.verl.update_worker import REAL_ROWS
+    from retool_mcore.verl.update_worker import KEEP_LOG_PROBS, REAL_ROWS
 
     run = Run(tmp_path, monkeypatch, "cluster.gpus_per_node=2")
     run.trainer.updates_per_batch = 2
@@ -447,7 +455,8 @@ def test_a_mean_over_responses_divides_by_trajectories_and_not_by_padding(
     assert run.trainer.real_rows_of_updates(rows) == (4, 3)
     for role in ("critic", "actor"):
         monkeypatch.setattr(PPOTrainer, f"_update_{role}", lambda trainer, rows, metrics: rows)
-        assert getattr(run.trainer, f"update_{role}")(rows, {}).extra_info[REAL_ROWS] == (4, 3)
+        options = getattr(run.trainer, f"update_{role}")(rows, {}).extra_info
+        assert options[REAL_ROWS] == (4, 3) and not options.get(KEEP_LOG_PROBS)
 
 
 def test_a_worker_divides_each_update_by_its_own_trajectories(monkeypatch: pytest.MonkeyPatch):
@@ -483,9 +492,12 @@ def test_with_the_engines_log_probs_the_mismatch_is_that_of_the_first_update(mon
     """The first update's weights have sampled. A later batch of mode "async" gets no metrics."""
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+    from retool_mcore.verl.update_worker import KEEP_LOG_PROBS
+
     columns = {"responses": MASK_BT, "rollout_log_probs": ENGINE_BT}
     Queue(monkeypatch, response_mask=MASK_BT, old_log_probs=OLD_BT, **columns)
-    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda trainer, rows, metrics: rows)
+    keeps = {True: batch()}  # what an update that keeps its log-probabilities returns
+    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda trainer, rows, _: keeps[rows.extra_info[KEEP_LOG_PROBS]])
     size = ("train.prompts_per_step=2", "train.mini_batch_prompts=1")
     trainer = learning_trainer("algorithm.old_log_prob=rollout", *size)
     trainer.actor_rollout_wg = SimpleNamespace(log_probs_of_update=lambda rows: None)
@@ -539,10 +551,3 @@ def test_a_reward_outside_of_the_loss_moves_to_the_last_token_in_the_loss(monkey
         assert float(queue.rows["a_0_0"]["rm_scores"].sum()) == 1.0
     returns = queue.rows["a_0_0"]["advantages"]
     assert returns[0] != 0 and not returns[1:].any(), "GRPO spreads the sum over the tokens in the loss"
-
-
-def test_a_response_without_a_token_is_an_assertion():
-    from retool_mcore.verl.advantages import on_last_token_in_loss
-
-    with pytest.raises(AssertionError, match="at least one token"):
-        on_last_token_in_loss(torch.zeros(0), torch.zeros(0))

@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.errors import CheckpointError, RunError
+from retool_mcore.errors import CheckpointError
 from retool_mcore.model.shape import ModelShape
 from retool_mcore.platforms import get_platform
 from retool_mcore.run import heartbeat
@@ -46,7 +46,7 @@ def writing_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: 
     trainer._best, trainer._order = SimpleNamespace(stopped_early=False, metrics=dict), None
     trainer.engine_metrics = dict
     trainer._shape = None
-    trainer.actor_rollout_wg = SimpleNamespace(peak_memory_gib=lambda: [1.0])
+    trainer.actor_rollout_wg = SimpleNamespace(peak_memory_gib=lambda: [1.0, 2.5])
     trainer._writer = SimpleNamespace(write=lambda step, row, traces: written.append((row, traces)))
     return trainer, written
 
@@ -73,7 +73,8 @@ def test_rates_and_mfu_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     A frozen weight counts 4 FLOP and not 6.
     """
     shape = ModelShape(layers=2, hidden=4, heads=2, kv_heads=1, head_dim=3, ffn=5, vocab=7, tied=False)
-    rows = SimpleNamespace(keys=["a_0_0", "a_1_0"], tags=[{"seq_len": 1}, {"seq_len": 3}], partition_id="train")
+    tags = [{"seq_len": 1}, {"seq_len": 3}, {"seq_len": 9, "is_padding": True}]
+    rows = SimpleNamespace(keys=["a_0_0", "a_1_0", "a_1_0"], tags=tags, partition_id="train")
     for settings, flops in (((), 7728), (("lora.rank=1", 'lora.targets=["q_proj","down_proj"]'), 6304)):
         trainer, written = writing_trainer(tmp_path, monkeypatch, *OWN, *settings)
         trainer._shape, trainer._peak_flops = shape, 1000.0
@@ -83,17 +84,28 @@ def test_rates_and_mfu_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         row = written[0][0]
         assert row["flops"] == flops and row["mfu"] == flops / 4000
         assert row["tokens_per_s"] == 4 / 9 and row["perf/throughput"] == 1 / 9
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+
+@pytest.mark.parametrize(
+    ("name", "words", "mode", "updates", "devices"),
+    [("ReToolTrainer", (), "sync", 3, 5), ("ReToolAsyncTrainer", OWN, "separate_async", 1, 2)],
+)
+def test_a_trainer_has_verls_name_of_its_mode_the_updates_of_a_batch_and_the_peak_of_what_trains(
+    *, name: str, words: Any, mode: str, updates: int, devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from retool_mcore.verl import step
     from retool_mcore.verl import trainer as module
 
-    own = trainer_of(tmp_path, *OWN, "run.platform=cuda", "cluster.gpus_per_node=5")
-    monkeypatch.setattr(PPOTrainer, "__init__", lambda self, config: None)
-    monkeypatch.setattr(module, "settings_of_run", lambda path: own._run)
+    size = ("cluster.gpus_per_node=5", "rollout.group_size=5", "train.mini_batch_prompts=4")
+    run = trainer_of(tmp_path, *words, *size, "run.platform=cuda")._run
+    config = OmegaConf.create({"trainer": {"v1": {}}})
+    for verls in (step.PPOTrainer, step.PPOTrainerSeparateAsync):
+        monkeypatch.setattr(verls, "__init__", lambda self, config: None)
+    monkeypatch.setattr(module, "settings_of_run", lambda path: run)
     monkeypatch.setattr(module, "read_config", lambda path: {})
-    own.__init__(OmegaConf.create({"trainer": {"v1": {}}}))
-    peak = get_platform("cuda").device.peak_flops
-    assert peak and own._peak_flops == 2 * peak
+    trainer, peak = getattr(step, name)(config), get_platform("cuda").device.peak_flops
+    assert (config.trainer.v1.trainer_mode, trainer.updates_per_batch) == (mode, updates)
+    assert peak and trainer._peak_flops == devices * peak
 
 
 def sampled_by(engine: str) -> Any:
@@ -113,8 +125,6 @@ def test_restarts_are_counted_by_row_and_bounded_by_the_run(tmp_path: Path):
     assert trainer.engine_metrics() == {"engine/restarts": 0.0}, "since the row before"
     trainer._count(RayActorError())
     assert trainer.engine_metrics() == {"engine/restarts": 1.0}
-    with pytest.raises(RunError, match=r"train\.max_engine_restarts = 3 is used up"):
-        trainer._count(RayActorError())
 
 
 def test_patience_is_counted_over_what_verls_validation_and_ours_have_measured(
@@ -166,11 +176,13 @@ def test_validations_rows_are_held_out_and_those_of_training_are_not(tmp_path: P
     trainer.train_dataloader = None
     trainer._order_training_rows()
     assert (trainer.train_dataset.held_out, trainer.val_dataset.held_out) == (False, True)
-    trainer = trainer_of(tmp_path, "data.curriculum=0.5", "train.prompts_per_step=12", "train.mini_batch_prompts=4")
+    trainer = trainer_of(tmp_path, "data.curriculum=0.5", "run.seed=7")
     trainer.train_dataset, trainer.val_dataset = range(16), SimpleNamespace(held_out=False)
-    trainer.train_dataloader = SimpleNamespace(batch_size=1, collate_fn=None)
+    trainer.train_dataloader = SimpleNamespace(batch_size=5, collate_fn=None)
     trainer.replay_buffer = SimpleNamespace()
     trainer._order_training_rows()
+    assert (trainer.train_dataloader.batch_size, trainer._order.floor, trainer._order.seed) == (5, 0.5, 7)
+    assert trainer.replay_buffer.observe == trainer._order.observe
     rows = [trainer._order._next() for _ in range(60)]
     assert all(len({*rows[at : at + 12]}) == 12 for at in range(49)), "a step has no problem twice"
 
@@ -280,6 +292,7 @@ def test_each_worker_reports_progress_to_the_runs_watchdog(tmp_path: Path, monke
     trainer.fit(SimpleNamespace(pop_drop_causes=Counter))
     assert (trainer._run.run.dir / heartbeat.FILE).is_file()
     assert trainer.critic_wg.folders == [str(trainer._run.run.dir.absolute())]
+    assert trainer.replay_buffer.pop_drop_causes is Counter, "the buffer names the causes in its error"
 
 
 @pytest.mark.parametrize(("step", "rows", "steps"), [(1, [0], 24), (7, [], 6)])
@@ -310,20 +323,24 @@ def test_a_row_has_the_engines_the_queues_and_the_goals_numbers(tmp_path: Path, 
     """Those of a validation in the row of its step, and in no other."""
     trainer, written = writing_trainer(tmp_path, monkeypatch)
     trainer.engine_metrics = lambda: {"engine/queued/mean": 3.0, "engine/restarts": 2.0}
-    trainer._best = SimpleNamespace(stopped_early=False, metrics=lambda: {"best/step": 4})
+    trainer._best = SimpleNamespace(stopped_early=True, metrics=lambda: {"best/step": 4})
     trainer._order = SimpleNamespace(metrics=lambda: {"curriculum/seen": 0.5})
     trainer.replay_buffer.step_metrics = lambda batch, metrics: {"behavior/calls": metrics["rollout_corr/kl"] * 8}
     trainer.replay_buffer.val_metrics = {"val/accuracy": 0.5}
     rows = SimpleNamespace(keys=["a_0_0"], tags=[{"seq_len": 7}], partition_id="train")
     for _ in range(2):
         found = {"actor/pg_loss": 0.5, "actor/grad_norm": 1.0, "rollout_corr/kl": 0.125}
-        trainer._compute_metrics(rows, found, {"step": 2.0})
+        found |= {"actor/loss_tokens": 30, "actor/experts/unused": 0.25, "behavior/slowest_tool_s": 0.5}
+        trainer._compute_metrics(rows, found, {"step": 2.0, "gen": 1.5})
     first, second = (row for row, _ in written)
     always = {"engine/queued/mean": 3.0, "engine/restarts": 2.0, "behavior/calls": 1.0, "curriculum/seen": 0.5}
     of_validation = {"val/accuracy": 0.5, "best/step": 4.0}
     assert {name: first[name] for name in always | of_validation} == always | of_validation
     assert {name: second[name] for name in always} == always and not second.keys() & of_validation.keys()
-    assert first["perf/total_num_tokens"] == 7
+    assert first["perf/total_num_tokens"] == 7 and "actor/experts/unused" not in first
+    assert (first["loss_tokens"], first["experts/unused"], first["memory_gib"]) == (30, 0.25, 2.5)
+    assert first["timing_s/tool_wait"] == first["timing_s/other"] == 0.5
+    assert trainer.total_training_steps == 4, "its patience is exhausted"
 
 
 def test_a_row_has_each_number_under_one_name():
@@ -379,3 +396,20 @@ def test_the_driver_leaves_half_of_the_cores_to_engines_and_workers(before, afte
         assert torch.get_num_threads() == after
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_worker_makes_a_save_or_starts_it_and_finishes_it_once(asynchronous: bool, monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl import workers
+
+    calls: list[Any] = []
+    pending = SimpleNamespace(ended=lambda: False, finish=lambda: calls.append("finished"))
+    monkeypatch.setattr(workers, "save", lambda *given: calls.append(given))
+    monkeypatch.setattr(workers, "start_save", lambda *given: calls.append(given) or pending)
+    worker: Any = workers._Saving()
+    worker.engine, worker.checkpoint_config = "engine", SimpleNamespace(async_save=asynchronous)
+    worker.save_checkpoint("folder", global_step=4, max_ckpt_to_keep=1)
+    assert worker.save_ended() is not asynchronous
+    worker.finish_save()
+    worker.finish_save()
+    assert calls == [("engine", "folder", 4), "finished"][: 1 + asynchronous] and worker.save_ended()

