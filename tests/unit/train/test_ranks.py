@@ -107,16 +107,8 @@ def test_the_first_rank_of_each_node_has_a_watchdog(
         found.append(rank)
         yield
 
-    simulated = (
-        "_run",
-        "assert_loaded",
-        "die_with_parent",
-        "dist",
-        "get_platform",
-        "locked_by_rank_0",
-        "redirect_output",
-    )
-    for name in simulated:
+    simulated = ("_run", "assert_loaded", "die_with_parent", "dist", "get_platform")
+    for name in (*simulated, "locked_by_rank_0", "redirect_output"):
         monkeypatch.setattr(sft, name, mock.MagicMock())
     monkeypatch.setattr(sft, "rendezvous", lambda *_, **__: iter([(HashStore(), rank, 4)]))
     monkeypatch.setattr(sft, "Watchdog", watchdog)

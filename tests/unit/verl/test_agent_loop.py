@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,8 +18,6 @@ from retool_mcore.rollout.ledger import StopReason
 from tests.unit.verl.loss_scenario import RL
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
-
-
 STOP = 7
 CALL_END: Any = SimpleNamespace(as_json="a table")
 REQUEST = TurnRequest(
@@ -63,11 +63,7 @@ def test_a_request_has_each_number_under_its_own_name():
     ],
 )  # fmt: skip
 def test_a_nodes_processes_share_its_interpreters_and_its_sessions(
-    nodes: int,
-    processes: int,
-    of_node: tuple[int, int],
-    of_process: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
+    nodes: int, processes: int, of_node: Any, of_process: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """Workers and sessions: at least one of the first, and never fewer of the second than of it."""
     from retool_mcore.verl import agent_loop
@@ -118,3 +114,16 @@ def test_a_tool_gets_the_rows_truth_source_and_other_columns():
     row = {"reward_model": {"ground_truth": 34}, "data_source": "mine", "extra_info": {"index": 5}}
     assert _tool_context(row) == ToolContext(truth="34", data_source="mine", extra_info={"index": 5})
     assert _tool_context({}) == ToolContext(truth="", data_source="", extra_info={})
+
+
+def test_errors_that_verl_only_logs_are_counted_once_by_their_first_cause(monkeypatch: pytest.MonkeyPatch):
+    from ray.exceptions import RayTaskError
+
+    from retool_mcore.verl import agent_loop
+
+    of_reward = RayTaskError("score", "the worker's traceback", ValueError("no truth")).as_instanceof_cause()
+    monkeypatch.setattr(agent_loop, "drop_causes", Counter())
+    handler, pop = agent_loop.DropCauseHandler(), cast("Any", agent_loop.LoopWorker.pop_drop_causes)
+    for error in (KeyError("a"), None, KeyError("a"), of_reward):
+        handler.emit(logging.makeLogRecord({"exc_info": error and (type(error), error, None)}))
+    assert [asyncio.run(pop(None)) for _ in range(2)] == [{"KeyError: 'a'": 2, "ValueError: no truth": 1}, {}]

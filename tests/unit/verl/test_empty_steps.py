@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from retool_mcore.errors import RolloutError
-from tests.unit.verl.loss_scenario import (
-    MASK_BT,
-    Queue,
-    batch,
-    learning_trainer,
-    trained_on,
-)  # fmt: skip
+from tests.unit.verl.loss_scenario import MASK_BT, Queue, batch, learning_trainer, trained_on
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 

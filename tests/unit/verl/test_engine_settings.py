@@ -37,27 +37,24 @@ def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return get_rollout_class("sglang")(RolloutConfig(name="sglang", quantization="fp8"), shared, None)
 
 
-def worker_with(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Our actor's worker after ``init_model``, of which verl's part has made only the adapter."""
+def test_an_export_of_the_actor_claims_no_fp8(adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from retool_mcore.verl.workers import SavingActorWorker
 
-    worker = object.__new__(SavingActorWorker)
+    worker: Any = object.__new__(SavingActorWorker)
     worker.actor = None
     monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: setattr(self, "rollout", adapter))
-    worker.init_model()
-    return worker
-
-
-def test_an_export_of_the_actor_claims_no_fp8(adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     actors = adapter.model_config
     actors.hf_config.save_pretrained(tmp_path / "before")
     assert "quantization_config" in json.loads((tmp_path / "before" / "config.json").read_text()), "verl shares it"
-    worker_with(adapter, monkeypatch)
+    worker.init_model()
     actors.hf_config.save_pretrained(tmp_path / "export")
     assert "quantization_config" not in json.loads((tmp_path / "export" / "config.json").read_text())
     assert adapter.model_config.hf_config.quantization_config["weight_block_size"] == [128, 128]
+    adapter._engine = "the address of a server that died"
+    worker.forget_engines()
+    assert adapter._engine is None
 
 
 @pytest.mark.parametrize(

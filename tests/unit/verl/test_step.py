@@ -293,10 +293,7 @@ def test_rows_are_learned_from_in_an_order_that_does_not_hang_on_who_finished_fi
 # ---------------------------------------------------------------- ending on request
 
 
-@pytest.mark.parametrize(
-    ("part", "kept"),
-    [("sample", 5), ("advantage", 5), ("actor", 6)],
-)
+@pytest.mark.parametrize(("part", "kept"), [("sample", 5), ("advantage", 5), ("actor", 6)])
 def test_a_step_without_an_update_is_stopped_and_another_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, kept: int
 ):
@@ -324,10 +321,7 @@ def test_the_critics_update_is_the_first_one(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("mode", ["partial_rollout", "async"])
-@pytest.mark.parametrize(
-    ("part", "kept"),
-    [("sample", 5), ("old_log_prob", 6)],
-)
+@pytest.mark.parametrize(("part", "kept"), [("sample", 5), ("old_log_prob", 6)])
 def test_no_prompt_in_flight_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, part: str, kept: int):
     """What the loader gave was learned from or is in the queue that is saved.
 

@@ -238,26 +238,6 @@ def test_log_probabilities_of_updates_are_those_since_they_were_taken():
     assert worker.log_probs_of_update(asked[1]) is None, "a rank without the output"
 
 
-def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, queue: dict[str, Any], *words: str) -> Any:
-    """A trainer that has loaded a checkpoint of ``step`` with that queue; 0: no checkpoint."""
-    from retool_mcore.verl import engines, replay
-    from retool_mcore.verl import trainer as module
-
-    def gone(partition_id: str, keys: list[str]) -> None:
-        for key in keys:
-            del queue[key]
-
-    monkeypatch.setattr(module.tq, "kv_list", lambda *_: {"train": dict(queue)})
-    monkeypatch.setattr(replay.tq, "kv_clear", gone)
-    monkeypatch.setattr(engines.EngineManager, "on_init_end", lambda self: None)
-    trainer = trainer_of(tmp_path, *words)
-    trainer._run.run.dir.mkdir(parents=True, exist_ok=True)
-    trainer.config = OmegaConf.create({"trainer": {"val_before_train": None}})
-    trainer.global_steps, trainer.replay_buffer = step, SimpleNamespace()
-    trainer.on_init_end()
-    return trainer
-
-
 @pytest.mark.parametrize(
     ("step", "words", "validates"),
     [
@@ -270,7 +250,16 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, queue: d
 def test_what_training_starts_from_is_validated_once_and_a_validation_that_a_kill_took_again(
     step: int, words: tuple[str, ...], validates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    trainer = resumed(tmp_path, monkeypatch, step, {}, *words)
+    from retool_mcore.verl import engines
+    from retool_mcore.verl import trainer as module
+
+    monkeypatch.setattr(module.tq, "kv_list", lambda *_: {})
+    monkeypatch.setattr(engines.EngineManager, "on_init_end", lambda self: None)
+    trainer = trainer_of(tmp_path, *words)
+    trainer._run.run.dir.mkdir(parents=True)
+    trainer.config = OmegaConf.create({"trainer": {"val_before_train": None}})
+    trainer.global_steps, trainer.replay_buffer = step, SimpleNamespace()
+    trainer.on_init_end()
     assert trainer.config.trainer.val_before_train is validates
 
 
