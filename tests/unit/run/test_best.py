@@ -14,7 +14,7 @@ from retool_mcore.run import checkpoint
 from retool_mcore.run import export as end
 from retool_mcore.run.checkpoint import BestKeeper, BestStep, best_so_far, lacks_value, read_best
 from retool_mcore.run.export import export, find_weights
-from tests.unit.run.test_checkpoints import steps
+from tests.unit.run.test_checkpoints import save, steps
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 VALUES = st.dictionaries(st.integers(1, 60), st.floats(-1, 1).map(lambda value: round(value, 2)), max_size=20)
@@ -23,17 +23,6 @@ GOAL = ("best.metric=val_loss", "validation.every=10", "checkpoint.every_steps=1
 
 def run_in(tmp_path: Path, *overrides: str) -> SftConfig:
     return load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", [f"run.root={tmp_path}", *GOAL, *overrides])
-
-
-def write_model(folder: str, step: int = 0) -> None:
-    path = Path(folder) / "model" / "huggingface"
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps({"torch_dtype": "float32", "step": step}))
-
-
-def save(config: SftConfig, step: int) -> None:
-    with checkpoint.Saver(config, write_model) as saver:
-        saver.save(step)
 
 
 @given(values=VALUES, mode=st.sampled_from(["max", "min"]))
@@ -122,6 +111,13 @@ def test_what_a_kill_took_is_known_to_be_missing(tmp_path: Path):
     assert [step for step in range(26) if lacks_value(config, step)] == [20, 25]
     without = load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", [f"run.root={tmp_path}"])
     assert not any(lacks_value(without, step) for step in range(0, 201, 50))
+    save(config, 25)
+    assert not checkpoint.is_finished(config), "its last validation is missing"
+    BestKeeper(config, 25).record_validation(25, {"val_loss": 2.0})
+    assert checkpoint.is_finished(config)
+    longer = run_in(tmp_path, "train.steps=100"), run_in(tmp_path, "train.steps=100", "best.patience=[1, 0]")
+    never = run_in(tmp_path, "train.steps=25", "checkpoint.resume=never")
+    assert [*map(checkpoint.is_finished, (*longer, never))] == [False, True, False]
 
 
 def test_a_value_that_cannot_be_compared_ends_the_run_and_says_what_there_is(tmp_path: Path):
@@ -177,21 +173,12 @@ def test_the_mode_follows_from_the_name_unless_it_is_named():
 def test_a_run_that_stopped_early_prints_why_and_exports_its_best_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    from safetensors.torch import save_file
-    from torch import ones
-
     monkeypatch.setattr(end, "exit_on_sigterm", lambda: None)  # pytest has its own handlers
     config = run_in(tmp_path, "best.patience=[1, 0]")
-
-    def write(folder: str, step: int) -> None:
-        write_model(folder, step)
-        save_file({"w": ones(1)}, Path(folder) / "model/huggingface/model.safetensors")
-
     keeper = BestKeeper(config, 0)
-    with checkpoint.Saver(config, write) as saver:
-        for step, loss in ((10, 2.0), (20, 1.0), (30, 3.0)):
-            keeper.record_validation(step, {"val_loss": loss})
-            saver.save(step)
+    for step, loss in ((10, 2.0), (20, 1.0), (30, 3.0)):
+        keeper.record_validation(step, {"val_loss": loss})
+        save(config, step)
     end.finish(config)
     assert json.loads((config.run.dir / "export" / "config.json").read_text())["step"] == 20
     lines = capsys.readouterr().err.splitlines()

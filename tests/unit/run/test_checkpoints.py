@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_a_save_that_was_killed_leaves_the_previous_one_to_resume_from(tmp_path:
         write_model(folder)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), checkpoint.Saver(config, die, rank=0, barrier=lambda: None) as saver:
+    with pytest.raises(KeyboardInterrupt), checkpoint.Saver(config, die) as saver:
         saver.save(100)
     found = checkpoint.find_resume(config)
     assert found is not None and found.step == 50
@@ -116,7 +117,7 @@ def test_an_asynchronous_save_counts_once_its_writers_have_ended(tmp_path: Path)
         started.append(next(writes))
         return started[-1]
 
-    with checkpoint.Saver(config, write, rank=0, barrier=lambda: None) as saver:
+    with checkpoint.Saver(config, write) as saver:
         saver.save(50)
         saver.poll()
         assert steps(config) == [] and saver.busy
@@ -129,13 +130,27 @@ def test_an_asynchronous_save_counts_once_its_writers_have_ended(tmp_path: Path)
     assert steps(config) == [100, 150]  # and so does the end of the run
 
 
+def test_only_rank_0_touches_the_folder_and_the_ranks_wait_for_it(tmp_path: Path):
+    """At each barrier: the folder that rank 0 empties, all files, and what rank 0 publishes."""
+    config, written, seen = run_in(tmp_path), ["actor", "checksums"], list[list[str]]()
+    folder = checkpoint.step_folder(config, 50)
+    folder.mkdir(parents=True)
+    (folder / "data.pt").touch()  # of a save that was killed
+
+    def look() -> None:
+        seen.append(sorted(path.name for path in folder.glob("*")))
+
+    for rank in (1, 0):
+        with checkpoint.Saver(config, write_model, rank=rank, barrier=look) as saver:
+            saver.save(50)
+    left, stays = ["data.pt"], [*written, "data.pt"]
+    assert seen == [left, stays, stays, [], written, ["actor", "state.json"]]
+
+
 def test_a_run_that_fails_gives_up_the_save_in_flight(tmp_path: Path):
     config = run_in(tmp_path)
     pending = BackgroundSave()
-    with (
-        pytest.raises(ZeroDivisionError),
-        checkpoint.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
-    ):
+    with pytest.raises(ZeroDivisionError), checkpoint.Saver(config, lambda folder, step: pending) as saver:
         saver.save(50)
         raise ZeroDivisionError
     assert pending.killed and steps(config) == []
@@ -144,12 +159,10 @@ def test_a_run_that_fails_gives_up_the_save_in_flight(tmp_path: Path):
 def test_a_full_disk_met_in_the_background_is_the_same_error(tmp_path: Path):
     config = run_in(tmp_path)
     pending = BackgroundSave(CheckpointError("rank 0: OSError: [Errno 28] No space left on device"))
-    with (
-        pytest.raises(CheckpointError, match=r"no space is left for .*global_step_50\. .* before it is kept"),
-        checkpoint.Saver(config, lambda folder, step: pending, rank=0, barrier=lambda: None) as saver,
-    ):
+    said = r"no space is left for .*global_step_50\. .* before it is kept"
+    with pytest.raises(CheckpointError, match=said), checkpoint.Saver(config, lambda folder, step: pending) as saver:
         saver.save(50)
-    assert steps(config) == []
+    assert steps(config) == [] == names(config), "its files are deleted"
 
 
 def test_a_kill_while_an_old_one_is_deleted_leaves_none_that_looks_complete(
@@ -200,16 +213,19 @@ def owned_by_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [(writable_by_all, "is writable by every user"), (owned_by_another, r"belongs to user \d+")],
+    ("change", "name", "said"),
+    [
+        (writable_by_all, ".", "is writable by every user"),
+        (owned_by_another, "actor/model/huggingface/config.json", r"belongs to user \d+"),
+    ],
 )
 def test_files_that_another_user_could_have_written_are_not_resumed_from(
-    tmp_path: Path, change: Callable[..., None], said: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, change: Callable[..., None], name: str, said: str, monkeypatch: pytest.MonkeyPatch
 ):
     config = run_in(tmp_path)
     save(config, 50)
     assert checkpoint.find_resume(config) is not None
-    change(checkpoint.step_folder(config, 50) / "actor/model/huggingface/config.json", monkeypatch)
+    change(checkpoint.step_folder(config, 50) / name, monkeypatch)
     for setting in ("auto", str(checkpoint.step_folder(config, 50))):
         with pytest.raises(CheckpointError, match=rf"{said}, and resuming runs code"):
             checkpoint.find_resume(run_in(tmp_path, f"checkpoint.resume={setting}"))
@@ -275,25 +291,49 @@ def test_the_last_lines_of_a_run_name_its_model_its_validation_and_the_next_comm
         f"      retool view '{run}' --out '{run}/view.html'",
         f"      retool eval '{run}/config.toml' --model '{run}/export' --out '{run}/eval'",
     ]
+    config = run_in(tmp_path)
+    save(config, 50, 100)
+    run = config.run.dir
+    (run / "export").mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 50, "val_loss": 2}\n{"step": 100, "val_loss": 1.23456}\n')
+    assert list(closing_lines(config)) == [
+        f"exported {run}/export, of step 100",
+        "validation at step 100: val_loss 1.2346",
+        f"next: retool report {run} --out {run}/report.html",
+        f"      retool rl CONFIG model.path={run}/export",
+    ]
+
+
+SFT_REFUSED = ("run.seed=1", "optim.betas=[0.5, 0.999]", "optim.schedule=linear", "optim.warmup_fraction=0.2",
+               "train.global_batch=16", "data.max_length_tokens=256", "data.train_file=other.parquet",
+               "model.path=other", "lora.rank=8")  # fmt: skip
+SFT_ALLOWED = ("optim.lr=1e-3", "optim.min_lr=1e-4", "optim.weight_decay=0.1", "optim.clip_grad=0.5", "lora.alpha=16",
+               f"data.train_file={Path('runs/task/sft_train.parquet').absolute()}")  # fmt: skip
+RL_REFUSED = ("train.mini_batch_prompts=32", "train.prompts_per_step=256", "rollout.group_size=8", "rollout.tools=[]",
+              "data.curriculum=1", "data.train_file=other.parquet", "critic.warmup_steps=5")  # fmt: skip
+RL_ALLOWED = ("optim.lr=1e-7", "critic.lr=2e-5", "data.curriculum=0.25", "rollout.temperature=0.9")
+DECAYING = (*PPO, "optim.schedule=cosine", "data.curriculum=0.125")
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "before", "setting", "message"),
+    ("kind", "path", "before", "refused", "allowed"),
     [
-        (SftConfig, SFT, (), "run.seed=1", "seed was 0, now 1"),
-        (SftConfig, SFT, (), "optim.betas=[0.5, 0.999]", r"optim.betas was \[0.9, 0.999\], now \[0.5, 0.999\]"),
-        (RlConfig, RL_7B, ("optim.schedule=cosine",), "train.mini_batch_prompts=32", "prompts was 64, now 32"),
-        (RlConfig, RL_7B, (), "rollout.tools=[]", "tool was True, now False"),
-        (RlConfig, RL_7B, ("data.curriculum=0.125",), "data.curriculum=1", "curriculum was 'solve_rate', now 'off'"),
+        (SftConfig, SFT, (), SFT_REFUSED, SFT_ALLOWED),
+        (RlConfig, RL_7B, DECAYING, RL_REFUSED, RL_ALLOWED),
+        (RlConfig, RL_7B, (), ("algorithm.name=rloo",), ("train.mini_batch_prompts=32",)),  # it has no schedule
     ],
 )
-def test_a_setting_that_the_saved_state_depends_on_is_refused_by_name(
-    tmp_path: Path, *, kind: type[RunConfig], path: Path, before: tuple[str, ...], setting: str, message: str
+def test_a_setting_that_the_saved_state_depends_on_is_refused_and_no_other(
+    tmp_path: Path, *, kind: type[RunConfig], path: Path, before: tuple[str, ...], refused: Any, allowed: Any
 ):
-    here = f"run.root={tmp_path}"
-    save(load_config(kind, path, [here, *before]), 50)
-    with pytest.raises(CheckpointError, match=rf"belongs to a different run: .*{message}.* Restore the setting"):
-        checkpoint.find_resume(load_config(kind, path, [here, *before, setting]))
+    def changed(*changes: str) -> RunConfig:
+        return load_config(kind, path, [f"run.root={tmp_path}", *before, *changes])
+
+    save(changed(), 50)
+    for change in refused:
+        with pytest.raises(CheckpointError, match=r"different run: [\w.]+ was [^;]*\. Restore the setting"):
+            checkpoint.find_resume(changed(change))
+    assert checkpoint.find_resume(changed(*allowed)) is not None
 
 
 def test_experts_stay_spread_over_as_many_ranks(tmp_path: Path):
@@ -315,16 +355,12 @@ def test_without_it_only_the_number_of_data_parallel_ranks_may_change(tmp_path: 
     )
     with pytest.raises(CheckpointError, match=said):
         checkpoint.find_resume(run_in(tmp_path, *DP2))
+    save(run_in(tmp_path, *TP2, "checkpoint.reshardable=true"), 50)
+    assert checkpoint.find_resume(run_in(tmp_path, *PP2)) is not None
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-        RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"),
-    ],
-)
-def test_a_full_disk_is_told_whatever_library_meets_it(error: Exception, tmp_path: Path):
+def test_a_full_disk_that_pytorchs_writer_meets_is_told(tmp_path: Path):
+    error = RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
     said = r"no space is left for .*step_4\. Free some space"
     with pytest.raises(CheckpointError, match=said), explain_full_disk(tmp_path / "step_4", "Free some space."):
         raise error
@@ -335,11 +371,7 @@ def test_what_megatrons_writers_met_is_told_on_every_rank(tmp_path: Path):
 
     full = {1: (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None)}
     tell = explain_failed_write("step_4/actor")
-    with (
-        pytest.raises(CheckpointError, match="no space is left for"),
-        explain_full_disk(tmp_path, "Free some space."),
-        tell,
-    ):
+    with pytest.raises(CheckpointError, match="no space is left for"), explain_full_disk(tmp_path, "Free."), tell:
         raise CheckpointException("write", full)
     said = "step_4/actor could not be written: see the error of rank 0"
     with pytest.raises(CheckpointError, match=said), explain_failed_write("step_4/actor"):
@@ -423,7 +455,11 @@ def test_four_overwritten_bytes_are_not_exported(tmp_path: Path):
         export(config.run.dir, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == [config.run.name]
     overwrite(checkpoint.step_folder(config, 50) / MOMENTS)
-    export(config.run.dir, tmp_path / "out", "50")  # the model itself is whole
+    (tmp_path / ".out.partial").mkdir()  # a killed export left it
+    for _ in range(2):  # the second replaces the first
+        export(config.run.dir, tmp_path / "out", "50")  # the model itself is whole
+        assert not (tmp_path / "out/old").exists() and not (tmp_path / ".out.partial").exists()
+        (tmp_path / "out/old").touch()
     (checkpoint.step_folder(config, 100) / STATE_FILE).write_text("")
     with pytest.raises(CheckpointError, match=r"global_step_100/state\.json is not a valid checkpoint state"):
         export(config.run.dir, tmp_path / "out")
@@ -503,7 +539,9 @@ def test_changed_settings_that_a_run_may_change_are_notes_and_take_effect(tmp_pa
     assert found is not None
     [note] = [note for note in notes if "new since global_step_50, used from step 51: " in note]
     assert all(f"{key} was {old}, now {new}" in note for key, (old, new) in changes.items())
-    assert not any("new since" in note for note in checkpoint.choose_resume(load_config(RlConfig, RL_7B, here))[1])
+    moved = ("run.root=elsewhere", "run.name=moved", f"checkpoint.resume={found.path}")
+    unchanged, [note] = checkpoint.choose_resume(load_config(RlConfig, RL_7B, [*here, *moved]))
+    assert unchanged == found and note == f"note: resuming after step 50, from {found.path}"
 
 
 @pytest.mark.parametrize(

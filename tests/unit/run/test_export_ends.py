@@ -35,7 +35,7 @@ def exported(tmp_path: Path, model: Path) -> Path:
         for file in model.iterdir():
             (saved / file.name).write_bytes(file.read_bytes())
 
-    with checkpoint.Saver(config, write, rank=0, barrier=lambda: None) as saver:
+    with checkpoint.Saver(config, write) as saver:
         saver.save(1)
     PromptFormat().write(config.run.dir, end_of_turn(load_tokenizer(str(model))))
     return export(config.run.dir, tmp_path / "hf")

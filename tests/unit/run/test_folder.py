@@ -2,15 +2,19 @@
 
 import fcntl
 import os
+import socket
 import stat
 import threading
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 import pytest
 
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import get_platform
+from retool_mcore.run import folder
 from retool_mcore.run.environment import read_environment, write_environment
 from retool_mcore.run.folder import is_locked, lock_run, replacing, require_unlocked, write_atomic
 
@@ -40,10 +44,17 @@ def test_bytes_are_on_disk_before_the_name_is_theirs(tmp_path: Path, monkeypatch
     assert stat.S_IMODE(path.stat().st_mode) == 0o644, "others may read what a run leaves"
 
 
-def test_a_folder_has_one_writer_and_the_second_gets_its_process(tmp_path: Path):
-    said = rf"is in use by process {os.getpid()} .*Wait for it, stop it, or set another run\.name"
-    with lock_run(tmp_path), pytest.raises(ConfigError, match=said):
-        lock_run(tmp_path)
+def test_a_folder_has_one_writer_and_the_second_gets_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / ".lock").write_text("123456 on a node of an earlier start")
+    said = f"{tmp_path} is in use by process {os.getpid()} on {socket.gethostname()}. Wait for it, stop it, or "
+    monkeypatch.setattr(folder, "WAIT_FOR_EXIT_S", 0.1)
+    asked = {"go away.": partial(lock_run, another="go away"), "set another run.name.": require_unlocked}
+    with lock_run(tmp_path):
+        for another, ask in asked.items():
+            with pytest.raises(ConfigError) as caught:
+                ask(tmp_path)
+            assert str(caught.value) == said + another
+        lock_run(tmp_path, name=".other").close()
     lock_run(tmp_path).close()
 
 
@@ -72,7 +83,10 @@ def test_versions_and_hardware_are_written_and_read(tmp_path: Path):
     write_environment(tmp_path, get_platform("cpu"))
     found = read_environment(tmp_path)
     assert found["versions"]["torch"] == version("torch") and found["versions"]["verl"] == version("verl")
-    assert int(found["hardware"]["cores"]) > 0 and found["hardware"]["memory"].endswith(" GiB")
+    assert "mindspeed" not in found["versions"], "it is not installed"
+    memory_gib = psutil.virtual_memory().total / 2**30
+    hardware = [found["hardware"][name] for name in ("cores", "memory")]
+    assert hardware == [str(os.cpu_count()), f"{memory_gib:.0f} GiB"]
 
 
 def test_an_error_while_reading_the_hardware_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

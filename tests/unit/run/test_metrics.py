@@ -1,8 +1,11 @@
 """Metrics survive a kill, phases add up to the step, and a NaN never reaches a checkpoint."""
 
 import json
+import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,6 +18,7 @@ from retool_mcore.run.metrics import (
     PhaseTimer,
     read_metrics,
     require_finite,
+    step_rates,
 )
 from tests.unit.run.test_trackers import run_in
 
@@ -33,6 +37,17 @@ def test_phases_add_up_to_the_step():
     assert 0.02 <= times["timing_s/forward_backward"] < times["timing_s/step"] - 0.03, "an inner span is taken out"
     parts = [value for name, value in times.items() if name != "timing_s/step"]
     assert sum(parts) == pytest.approx(times["timing_s/step"])
+    assert timer.flush()["timing_s/step"] < times["timing_s/step"], "the next step begins where this one ended"
+
+
+def test_the_rates_of_a_step_leave_out_its_checkpoint_and_its_validation():
+    times = {"step": 20.0, "save_checkpoint": 9.0, "validate": 1.0}  # 10 s are left, 8 s of them in an update
+    times |= {"data": 1.0, "forward_backward": 2.0, "optimizer": 5.0}
+    platform: Any = SimpleNamespace(device=SimpleNamespace(peak_flops=100.0), gpu_percent=lambda: 62.5)
+    of_step = {"perf/total_num_tokens": 400.0, "flops": 1600.0}
+    rates = step_rates(of_step, {f"timing_s/{name}": seconds for name, seconds in times.items()}, platform, 4)
+    expected = {"perf/total_num_tokens": 400.0, "tokens_per_s": 40.0, "perf/throughput": 10.0, "mfu": 0.5}
+    assert rates == {**expected, "gpu_percent": 62.5}
 
 
 def test_a_resumed_run_rewrites_the_steps_after_its_checkpoint(tmp_path: Path):
@@ -73,6 +88,8 @@ def test_a_validation_has_its_own_row_and_a_reader_joins_it_with_its_steps(tmp_p
     MetricWriter(run_in(tmp_path), resumed_step=1).close()
     kept = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert kept == rows[:3], "a resume keeps both rows of its step"
+    MetricWriter(run_in(tmp_path), resumed_step=0).close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [], "a run that starts over writes step 0 again, too"
 
 
 def test_a_row_has_what_the_table_lists_and_what_a_user_adds(tmp_path: Path):
@@ -91,12 +108,9 @@ def test_a_row_has_what_the_table_lists_and_what_a_user_adds(tmp_path: Path):
     assert all(is_written(name.replace("*", "x")) for names in METRICS.values() for name in names)
 
 
-@pytest.mark.parametrize("name", ["loss", "grad_norm", "critic/vf_loss"])
-def test_nan_stops_the_run_and_names_itself(name: str):
-    metrics = {"loss": 1.0, "grad_norm": 1.0, name: float("nan")}
-    with pytest.raises(NonFiniteLoss, match=f"{name} = nan at step 7"):
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "critic/vf_loss", "actor/pg_loss", "actor/grad_norm"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_stops_the_run_and_names_itself(name: str, value: float):
+    metrics = {"loss": 1.0, "grad_norm": 1.0, name: value}
+    with pytest.raises(NonFiniteLoss, match=f"{name} = {value} at step 7"):
         require_finite(metrics, 7)
-
-
-def test_a_step_that_trains_the_critic_alone_has_no_loss_of_the_actor():
-    require_finite({"critic/vf_loss": 1.0}, 7)

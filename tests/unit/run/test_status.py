@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import math
 import re
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate.cases import Case
 from retool_mcore.run import progress, start, status
+from retool_mcore.run.alarms import alarms
 from retool_mcore.run.progress import StepLines
 from tests.terminal import CONTROL
 
@@ -38,11 +40,11 @@ def test_seconds_are_between_the_stages_whatever_is_done_to_the_clock(tmp_path: 
 
 def test_early_stages_are_written_with_the_first_stage_after_the_lock(tmp_path: Path):
     start.begin(tmp_path, "update")  # an earlier start's
-    start.begin_early("settings")
-    start.begin_early("processes")
+    for stage in ("checks", "settings", "processes"):  # "checks": of a command in this process before
+        start.begin_early(stage)
     assert len(start.begun(tmp_path)) == 1, "another process may have the lock"
-    start.begin(tmp_path, "data")
-    start.begin(tmp_path, "model")
+    for stage in ("processes", "data", "model"):
+        start.begin(tmp_path, stage)
     names, times = zip(*start.begun(tmp_path), strict=True)
     assert names == ("settings", "processes", "data", "model")
     assert sorted(times) == list(times)
@@ -184,3 +186,20 @@ def test_an_evaluation_prints_warnings_above_its_bars_and_lines_in_a_log(
     printed = capfd.readouterr()
     assert printed.out == "note: Python lies under /tmp\n"
     assert printed.err == "mine: 1 sampled, 1 left, 1.000 right\nmine: 2 sampled, 0 left, 0.500 right\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "begins"),
+    [
+        ([{"val/accuracy": 0.0}], "every answer of step 0's validation is wrong"),
+        ([{}, {"critic/rewards/mean": math.nan, "loss": math.inf}], "loss and critic/rewards/mean of step 1 are not"),
+        ([{}, {"behavior/stop/no_room": 0.2, "behavior/stop/length": 0.1}], "30% of the responses of step 1 were cut"),
+        ([{}, {"rollout_corr/kl": -0.06}], "engine and actor disagree: rollout_corr/kl is 0.06 nats, above 0.05"),
+        ([{"rollout_corr/kl": 1e-3}] * 11 + [{"rollout_corr/kl": 9.0}], ""),  # one step alone
+        ([{}, {"behavior/malformed/json": 10.0}] + [{"behavior/malformed/json": 3.0, "behavior/calls": 10.0}] * 5, ""),
+    ],
+)
+def test_what_the_last_steps_have_in_common_is_an_alarm(rows: list[dict[str, float]], begins: str):
+    numbered = [{"step": float(step), **row} for step, row in enumerate(rows)]
+    found = alarms(numbered, {"rollout": {"tools": ["code_interpreter"], "max_response_tokens": 160}})
+    assert [sentence[: len(begins)] for sentence in found.values()] == ([begins] if begins else [])

@@ -39,15 +39,15 @@ class Fake(trackers.TrackerWithoutPurge):
     """A library that holds what it was given, and whose third step fails."""
 
     name = "wandb"
-    opened: list[str]
-    logged: list[int]
+    opened: list[tuple[str, str]]
+    logged: list[tuple[int, Mapping[str, float]]]
 
     def open(self, name: str, config: Mapping[str, Any], known: str) -> str:
-        self.opened.append(known)
+        self.opened.append((name, known))
         return known or f"id{len(self.opened)}"
 
     def write(self, row: Mapping[str, float], step: int, traces: Sequence[trackers.Trace]) -> None:
-        self.logged.append(step)
+        self.logged.append((step, row))
         if step == 3:
             raise OSError("the network is gone")
 
@@ -61,44 +61,42 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     return Fake
 
 
-def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(tmp_path: Path, fake: type[Fake], caplog: Any):
-    said = io.StringIO()
-    with notes_on(Console(file=said)):
-        writer = MetricWriter(run_in(tmp_path, "wandb", "tensorboard"), resumed_step=0)
-        for step in range(1, 6):
-            writer.write(step, {"loss": 1.0})
-        writer.close()
-    notes.warning("after the run, to nobody")
-    assert fake.logged == [1, 2, 3]
-    assert said.getvalue() == (
-        "note: the tracker wandb failed and was disabled; the run continues, and metrics.jsonl has all metrics. Its "
-        "error: the network is gone\n"
-    )
-    told = [each for each in caplog.records if each.levelno >= logging.ERROR]
-    assert [each.getMessage() for each in told] == ["tracker wandb"]
-    assert told[0].exc_info is not None and "the network is gone" in str(told[0].exc_info[1])
-    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
-    assert list((tmp_path / "tensorboard").iterdir())
-
-
-def test_a_tracker_that_does_not_open_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
+def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(
+    tmp_path: Path, fake: type[Fake], caplog: Any, monkeypatch: pytest.MonkeyPatch
+):
     def refuse(*start: object) -> trackers.TrackerWithoutPurge:
         raise RuntimeError("no key")
 
     monkeypatch.setitem(trackers.LIBRARIES, "swanlab", refuse)
-    writer = MetricWriter(run_in(tmp_path, "swanlab"), resumed_step=0)
-    writer.write(1, {"loss": 1.0})
-    writer.close()
-    told = [(each.levelname, each.getMessage()) for each in caplog.records]
-    assert [level for level, words in told if "tracker swanlab" in words] == ["ERROR", "WARNING"]
-    assert told[1][1].endswith("Its error: no key"), "to the user"
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+    said = io.StringIO()
+    with notes_on(Console(file=said)):
+        writer = MetricWriter(run_in(tmp_path, "wandb", "tensorboard", "swanlab"), resumed_step=0)
+        for step in range(1, 6):
+            writer.write(step, {"loss": 1.0, "actor/loss": 2.0})
+        writer.close()
+    notes.warning("after the run, to nobody")
+    assert fake.logged == [(step, {"loss": 1.0}) for step in (1, 2, 3)], "what metrics.jsonl has"
+    assert said.getvalue().splitlines() == [
+        f"note: the tracker {name} failed and was disabled; the run continues, and metrics.jsonl has all metrics. Its "
+        f"error: {error}"
+        for name, error in (("swanlab", "no key"), ("wandb", "the network is gone"))
+    ]
+    told = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert [each.getMessage() for each in told] == ["tracker swanlab", "tracker wandb"]
+    assert told[1].exc_info is not None and "the network is gone" in str(told[1].exc_info[1])
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert list((tmp_path / "tensorboard").iterdir())
 
 
-def test_a_run_that_starts_over_begins_another(tmp_path: Path, fake: type[Fake]):
-    for resumed in (0, 2, 0):
-        MetricWriter(run_in(tmp_path, "wandb"), resumed_step=resumed).close()
-    assert fake.opened == ["", "id1", ""]
+def test_a_resumed_run_continues_its_own_and_one_that_starts_over_begins_another(tmp_path: Path, fake: type[Fake]):
+    for resumed, steps in ((0, (1, 2)), (1, (2,)), (0, (1,))):
+        writer = MetricWriter(run_in(tmp_path, "wandb"), resumed_step=resumed)
+        for step in steps:
+            writer.write(step, {"loss": 1.0})
+        writer.close()
+    assert fake.opened == [(tmp_path.name, known) for known in ("", "id1", "")]
+    assert [step for step, _ in fake.logged] == [1, 2, 1], "a step is not logged again"
+    assert trackers._mlflow_name("val-core/a b/acc/mean@8") == "val-core/a b/acc/mean_8"
 
 
 def test_a_tracker_that_is_not_installed_is_an_error_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -116,6 +114,7 @@ def test_a_tracker_that_is_not_installed_is_an_error_before_the_start(tmp_path: 
         ({}, {}, True),
         ({"WANDB_MODE": "offline"}, {}, False),
         ({"WANDB_API_KEY": "k"}, {}, False),
+        ({"WANDB_MODE": "online", "WANDB_IDENTITY_TOKEN_FILE": "f"}, {}, False),
         ({}, {".netrc": "machine api.wandb.ai login user password k\n"}, False),
         ({"WANDB_BASE_URL": "https://example.org"}, {".netrc": "machine api.wandb.ai login user password k\n"}, True),
     ],
