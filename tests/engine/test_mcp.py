@@ -122,14 +122,17 @@ class Stateful(BaseHTTPRequestHandler):
         time.sleep(arguments.get("s", 0.0))
         if session not in self.known and not begun:
             return self.answer(404 if session else 400, self.body if session else None, None)
-        schema = {"type": "object", "properties": {}}
+        schema, page = {"type": "object", "properties": {}}, asked.get("params", {}).get("cursor")
         results: dict[str, Any] = {
             "initialize": {
                 "protocolVersion": "2025-06-18",
                 "capabilities": {"tools": {}},
                 "serverInfo": {"name": "stateful", "version": "1"},
             },
-            "tools/list": {"tools": [{"name": "where", "inputSchema": schema}]},
+            "tools/list": {
+                "tools": [{"name": page or "where", "inputSchema": schema}],
+                "nextCursor": None if page else "on_page_2",
+            },
             "tools/call": {"content": [{"type": "text", "text": session}]},
         }
         if "id" not in asked:
@@ -163,6 +166,7 @@ async def test_a_server_that_forgot_the_session_gets_a_new_one(tokenizer: Any):
     """As after its restart between two calls."""
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}}
     with stateful(body) as (server, remote):
+        assert [*remote] == ["where", "on_page_2"]
         [first] = await ask(tokenizer, remote, ("where", {}))
         server.known.clear()
         # The second learns of it when the first has a new session already, which it must not drop.

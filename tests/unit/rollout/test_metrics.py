@@ -12,8 +12,9 @@ from retool_mcore.rollout.tool_call import Parsed, code_calls
 
 
 def result(code: str, *, ok: bool = True, status: str = "finished", cut_tokens: int = 0) -> CallResult:
+    wall_s = 0.4 if status == "finished" else 5.0
     return CallResult(
-        code=code, ok=ok, status=status, shown="1", cut_tokens=cut_tokens, run_s=0.1, queue_s=0.2, wall_s=0.4
+        code=code, ok=ok, status=status, shown="1", cut_tokens=cut_tokens, run_s=0.1, queue_s=0.2, wall_s=wall_s
     )
 
 
@@ -28,6 +29,7 @@ def trajectory(*turns: tuple[Any, ...], stop: StopReason) -> Trajectory:
         made.turns.append(
             Turn(start=start, tokens=tokens, text="", parsed=parsed, answer=None, results=results, engine_s=0.5)
         )
+        made.turns[-1].tool_s = sum(each.wall_s for each in results)
     made.ledger.close(stop)
     return made
 
@@ -40,7 +42,7 @@ ANSWER = Parsed(kind="answer", answer="1")
 # A failed call, a malformed one, the corrected call, an answer: 10 + 5 + 4 + 5 + 20 + 5 + 6 = 55
 # tokens, 40 sampled.
 CORRECTED = trajectory(
-    (CALL, 10, result("x = 1\n\nprint(y)", ok=False)),
+    (CALL, 10, result("x = 1\n\nprint(y)", ok=False, cut_tokens=4)),
     (BAD, 4),
     (REPAIRED, 20, result("print(1)", cut_tokens=3)),
     (ANSWER, 6),
@@ -48,10 +50,10 @@ CORRECTED = trajectory(
 )
 # An answer without code: 10 tokens.
 PLAIN = trajectory((ANSWER, 10), stop=StopReason.FINISHED)
-# The same failing code twice, the second stopped at the time limit, and the turns are used up: 10 +
-# 5 + 5 = 20 tokens.
+# The same failing code twice, stopped at a limit, and the turns are used up: 10 + 5 + 5 = 20
+# tokens.
 STUBBORN = trajectory(
-    (CALL, 10, result("loop()", ok=False)),
+    (CALL, 10, result("loop()", ok=False, status="memory_limit", cut_tokens=2)),
     (CALL, 5, result("loop()", ok=False, status="time_limit")),
     stop=StopReason.TURNS,
 )
@@ -73,7 +75,8 @@ def test_a_self_correction_is_a_failed_call_followed_by_other_code_that_runs(
 
 
 def test_the_metrics_of_a_batch():
-    metrics = summarize([Behavior.of(each) for each in (CORRECTED, PLAIN, STUBBORN)], [True, True, False])
+    rows = [Behavior.of(each) for each in (CORRECTED, PLAIN, STUBBORN)]
+    metrics = summarize(rows, [True, True, False])
     assert metrics == pytest.approx(
         {
             "behavior/code_ratio": 2 / 3,
@@ -83,15 +86,15 @@ def test_the_metrics_of_a_batch():
             "behavior/response_tokens": 85 / 3,
             "behavior/model_tokens": 65 / 3,
             "behavior/self_corrections": 1 / 3,
-            "behavior/cut_tokens": 1.0,
+            "behavior/cut_tokens": 9 / 3,
             "behavior/engine_s": (2.0 + 0.5 + 1.0) / 3,
-            "behavior/tool_s": 0.0,
-            "behavior/slowest_s": 2.0,
-            "behavior/slowest_tool_s": 0.0,
+            "behavior/tool_s": (0.8 + 10.0) / 3,
+            "behavior/slowest_s": 11.0,
+            "behavior/slowest_tool_s": 10.0,
             "behavior/code_lines": 5 / 4,
             "behavior/executable_fraction": 1 / 4,
-            "behavior/limit_fraction": 1 / 4,
-            "behavior/cut_output_fraction": 1 / 4,
+            "behavior/limit_fraction": 2 / 4,
+            "behavior/cut_output_fraction": 3 / 4,
             "behavior/first_call_position": (10 / 55 + 10 / 20) / 2,
             "behavior/correct_code_fraction": 1 / 2,
             "behavior/stop/finished": 2 / 3,
@@ -105,6 +108,8 @@ def test_the_metrics_of_a_batch():
             "behavior/repaired/trailing_data": 1 / 3,
         }
     )
+    assert summarize(rows, [False, True, True])["behavior/correct_code_fraction"] == 0.0, "right, and by a call"
+    assert (rows[2].call_s, rows[2].call_queue_s) == ([5.0, 5.0], [0.2, 0.2])
 
 
 def test_ratios_and_percentiles_of_nothing_are_left_out():

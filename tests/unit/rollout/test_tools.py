@@ -6,6 +6,7 @@ A fault of a hook costs one call or one trajectory.
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.protocol import Hermes, TextOnly, open_protocol, protocol_of
 from retool_mcore.rollout.records import record
 from retool_mcore.rollout.tool_call import Call
-from retool_mcore.rollout.tools import Tool, ToolContext, ToolError, ToolResult, open_tools
+from retool_mcore.rollout.tools import Tool, ToolContext, ToolError, ToolResult, check_tool, open_tools
 from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
 
@@ -31,6 +32,7 @@ SEARCH = "configs.examples.tools:Search"
 ANSWER = "It is \\boxed{1379}.<|im_end|>"
 LIMITS = limits_for(max_response_tokens=2000, max_outage_s=0.5)
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+SANDBOX: Any = object()  # no call of these tests reaches it
 
 
 class Counter(Tool):
@@ -41,12 +43,12 @@ class Counter(Tool):
     parameters: Mapping[str, Any] = NUMBER
 
     def __init__(self) -> None:
-        self.started: list[str] = []
+        self.started: list[ToolContext] = []
         self.ended: list[dict[str, int]] = []
         self.fails: list[Exception] = []
 
     async def start(self, context: ToolContext) -> dict[str, int]:
-        self.started.append(context.trajectory_id)
+        self.started.append(context)
         await asyncio.sleep(0.01)
         return {"total": 0}
 
@@ -58,8 +60,9 @@ class Counter(Tool):
         state["total"] += arguments["n"]
         return ToolResult(text=f"total {state['total']}", ok=arguments["n"] >= 0)
 
-    async def end(self, state: dict[str, int]) -> None:
+    async def end(self, state: dict[str, int]) -> Mapping[str, float] | None:
         self.ended.append(state)
+        return state
 
 
 @pytest.fixture(autouse=True)
@@ -71,19 +74,23 @@ def ask(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def play(tokenizer: Any, tool: Tool, *script: str, calls: Any = "first", name: str = "t") -> Trajectory:
+async def play(tokenizer: Any, tool: Tool, *script: str, calls: Any = "first", **options: Any) -> Trajectory:
     protocol = open_protocol("hermes", tokenizer, calls=calls)
     protocol.offer([tool])
     prompt = protocol.prompt_ids([{"role": "user", "content": "What is 412 + 967?"}])
-    return await roll_out(prompt, ScriptedEngine(tokenizer, script), None, protocol, LIMITS, trajectory_id=name)
+    return await roll_out(prompt, ScriptedEngine(tokenizer, script), SANDBOX, protocol, LIMITS, **options)
 
 
 async def test_each_trajectory_has_its_own_state_from_its_first_call_to_its_end(tokenizer):
     tool = Counter()
     script = (ask("count", n=2), ask("count", n=3), ANSWER)
-    first, second = await asyncio.gather(*(play(tokenizer, tool, *script, name=name) for name in "ab"))
+    rows = {name: ToolContext(truth=name, data_source="d", extra_info={"row": name}) for name in "ab"}
+    playing = (play(tokenizer, tool, *script, trajectory_id=f"t{n}", tool_context=row) for n, row in rows.items())
+    first, second = await asyncio.gather(*playing)
     assert shown(first) == shown(second) == ["total 2", "total 5"]
-    assert sorted(tool.started) == ["a", "b"] and tool.ended == [{"total": 5}, {"total": 5}]
+    wanted = [replace(row, trajectory_id=f"t{name}", sandbox=SANDBOX) for name, row in rows.items()]
+    assert sorted(tool.started, key=lambda context: context.truth) == wanted
+    assert tool.ended == [{"total": 5}, {"total": 5}] and second.tool_numbers == {"count": {"total": 5.0}}
     silent = await play(tokenizer, tool, ANSWER)
     assert silent.answer == "1379" and len(tool.started) == 2, "nothing starts without a call"
 
@@ -124,9 +131,11 @@ class Ends(Counter):
         super().__init__()
         self.how = how
 
-    async def end(self, state: dict[str, int]) -> None:
+    async def end(self, state: dict[str, int]) -> Mapping[str, float]:
         if self.how == "hangs":
             await asyncio.sleep(60)
+        if self.how == "nan":
+            return {"total": math.nan}
         raise KeyError("mine")
 
 
@@ -146,12 +155,12 @@ class Deaf(Counter):
         return "late"
 
 
-@pytest.mark.parametrize(("how", "fault"), [("hangs", "TimeoutError"), ("raises", "KeyError")])
+@pytest.mark.parametrize(("how", "fault"), [("hangs", "TimeoutError"), ("raises", "KeyError"), ("nan", "ValueError")])
 async def test_a_failing_end_hook_keeps_the_trajectory(tokenizer: Any, how: str, fault: str):
     started = time.monotonic()
     trajectory = await play(tokenizer, Ends(how), ask("count", n=1), ANSWER)
     assert trajectory.answer == "1379" and time.monotonic() - started < 5
-    assert trajectory.faults == {f"count.end/{fault}": 1}
+    assert trajectory.faults == {f"count.end/{fault}": 1} and not trajectory.tool_numbers
     metrics = summarize([Behavior.of(trajectory), Behavior.of(await play(tokenizer, Counter(), ANSWER))])
     assert metrics[f"behavior/tool_faults/count.end/{fault}"] == 0.5
 
@@ -229,32 +238,33 @@ def test_the_prompt_has_the_schema_and_the_reader_takes_the_name(tokenizer):
     assert protocol.read((), call("print(1)")).calls == (Call("code_interpreter", {"code": "print(1)"}),)
 
 
-class NoSchema(Counter):
-    name, parameters = "no_schema", {"type": "objekt"}
-
-
-class NoObject(Counter):
-    name, parameters = "no_object", {"type": "string"}
-
-
-class NeedsArguments(Counter):
-    def __init__(self, corpus: str) -> None:
-        super().__init__()
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("NoSchema", "parameters of no_schema are not a usable JSON schema"),
-        ("NoObject", "parameters of no_object must describe an object"),
-        ("NeedsArguments", "cannot be created without arguments"),
-        ("NUMBER", "is neither a retool_mcore.rollout.tools.Tool nor"),
+        ("retool_mcore.rollout.tools:Tool", "cannot be created without arguments"),
+        ("tests.unit.rollout.test_tools:NUMBER", "is neither a retool_mcore.rollout.tools.Tool nor"),
     ],
 )
 def test_a_wrong_tool_is_refused_at_the_start(name: str, message: str):
     with pytest.raises(ConfigError) as error:
-        open_tools((f"tests.unit.rollout.test_tools:{name}",))
+        open_tools((name,))
     assert message in str(error.value) and "rollout.tools" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"parameters": {"type": "objekt"}}, "parameters of count are not a usable JSON schema"),
+        ({"parameters": {"type": "string"}}, "parameters of count must describe an object"),
+        ({"description": ""}, "Wrong has no description"),
+        ({"name": "a b"}, "a tool cannot be named 'a b'"),
+        ({"name": "code_interpreter"}, "a tool cannot be named 'code_interpreter'"),
+        ({"call": lambda self, arguments, state: "1"}, "call of Wrong is not async"),
+    ],
+)
+def test_a_tool_with_a_wrong_field_is_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=f"here: {message}"):
+        check_tool("here", type("Wrong", (Counter,), fields)())
 
 
 def test_without_the_interpreter_only_own_tools_are_offered_and_named_in_errors(tokenizer):
