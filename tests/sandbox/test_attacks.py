@@ -276,6 +276,7 @@ def test_an_invalid_limit_or_path_is_rejected(fields: dict[str, Any]):
 def test_a_huge_limit_is_clamped():
     request = ExecRequest(code="1", run_timeout_s=1e9, memory_limit_mb=10**9)
     assert (request.run_timeout_s, request.memory_limit_mb) == (600.0, 65_536)
+    assert ExecRequest(code="1", memory_limit_mb=1).memory_limit_mb == 16
 
 
 # ------------------------------------------------------------- file system

@@ -126,6 +126,8 @@ async def test_5_mb_of_output_is_capped_and_the_dropped_bytes_are_counted(strong
     assert result.stdout_dropped_bytes == 5 + 5_000_001 + 5 - MAX_STREAM_BYTES
     assert result.stdout.startswith("head\nxxx") and result.stdout.endswith("xxx\ntail\n")
     assert f"[... {result.stdout_dropped_bytes} bytes dropped ...]" in result.text
+    result = await strongest.execute("import sys; print('x' * 70_000, file=sys.stderr)")
+    assert (result.stdout_dropped_bytes, result.stderr_dropped_bytes) == (0, 70_001 - MAX_STREAM_BYTES)
 
 
 async def test_files_are_written_and_fetched(strongest: LocalSandbox):
@@ -180,6 +182,8 @@ def test_the_text_for_the_model():
     assert text(stdout="a\n", stderr="Traceback\n", return_code=1) == "a\nTraceback"
     assert text(status="time_limit", return_code=None, run_s=10.04) == "[stopped at the time limit, after 10.0 s]"
     assert text(stdout="x", return_code=2) == "x\n[exit code 2]"
+    ending = "[stopped at the memory limit]"
+    assert text(stdout="o", stderr="e", status="memory_limit", return_code=None) == f"o\ne\n{ending}"
 
 
 # -------------------------------------------------------------------------- notebook habits

@@ -27,25 +27,6 @@ os.symlink('/', 'l'); os.symlink('gone', 'm'); os.mkdir(b'\\xff\\n'); os.mkdir('
 LEFT_BEHIND = [DEEP, CLOSED, CLOSED_HOME, NAMED_AS_THE_HOSTS, MANY, ODD]
 
 
-def make_deep(directory: Path, depth: int) -> None:
-    directory.mkdir()
-    here = os.open(directory, os.O_RDONLY)
-    for _ in range(depth):
-        os.mkdir("d", dir_fd=here)
-        below = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = below
-    os.close(here)
-
-
-def test_a_tree_deeper_than_any_stack_or_path_is_removed(tmp_path: Path):
-    make_deep(tmp_path / "tree", 2500)
-    num_open = len(os.listdir("/proc/self/fd"))
-    assert remove_directory(tmp_path / "tree")
-    assert os.listdir(tmp_path) == []
-    assert len(os.listdir("/proc/self/fd")) == num_open
-
-
 def test_targets_of_links_are_not_touched(tmp_path: Path):
     host = tmp_path / "host"
     host.mkdir()

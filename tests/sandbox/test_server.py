@@ -21,12 +21,14 @@ import httpx
 import pytest
 import sandbox_fusion
 import uvicorn
+from typer.testing import CliRunner
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
 from retool_mcore.sandbox import open_sandbox
-from retool_mcore.sandbox.base import Level
+from retool_mcore.sandbox.base import ExecRequest, ExecResult, Level
 from retool_mcore.sandbox.server import app
-from retool_mcore.sandbox.server.wire import read_token
+from retool_mcore.sandbox.server import command as commands
+from retool_mcore.sandbox.server.wire import CommandRunResult, RunCodeRequest, RunCodeResponse, read_token
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
 from retool_mcore.sandbox.supervisor.slots import MemoryCgroup, remove_stale
 from tests.sandbox.sandbox_helpers import ROOT, children_of, longest_stall_s, processes_named, start
@@ -144,29 +146,35 @@ def test_verls_code_reward_reads_what_was_printed(url: str, end: str):
     assert [entry["status"] for entry in metadata] == ["success", "success", "wrong_answer"]
 
 
-def test_verls_code_reward_calls_a_named_function(url: str):
-    cases = {"inputs": ["3\n4"], "outputs": ["7"], "fn_name": "add"}
-    program = "def add(a, b):\n    return a + b\n"
-    assert verl_client.check_correctness(f"{url}/run_code", cases, program, timeout=10)[0] == [True]
-
-
-@pytest.mark.parametrize(
-    "program, result, status", [("def f(:", -2, "runtime_error"), ("while True: pass", -3, "timeout")]
-)
-def test_verls_code_reward_distinguishes_failures(url: str, program: str, result: int, status: str):
-    cases = {"inputs": [""], "outputs": ["x"]}
-    results, metadata = verl_client.check_correctness(f"{url}/run_code", cases, program, timeout=1)
-    assert (results, metadata[0]["status"]) == ([result], status)
-
-
 # ------------------------------------------------------------------------ the protocol
+
+
+def test_each_field_of_a_request_and_of_a_result_arrives():
+    limits: Any = {"run_timeout_s": 2.5, "memory_limit_mb": 77, "fetch_files": ("b", "c"), "files": {"a": b"\xff"}}
+    request = ExecRequest(code="x", stdin="é", session="s", notebook=True, **limits)
+    sent = RunCodeRequest.from_request(request).model_dump_json()
+    assert RunCodeRequest.model_validate_json(sent).to_request() == request
+    plain = RunCodeRequest(code="x", language="python").to_request()
+    assert plain == ExecRequest(code="x", run_timeout_s=10.0, memory_limit_mb=1024, notebook=False)
+    kept = {"stdout": "o", "stderr": "e", "run_s": 0.5, "queue_s": 0.25, "cpu_s": 0.125, "files": {"b": b"\xfe"}}
+    kept |= {"stdout_dropped_bytes": 1, "stderr_dropped_bytes": 2, "level": Level.LANDLOCK, "session_restarted": True}
+    for status, code in (("finished", 3), ("time_limit", None), ("memory_limit", None)):
+        result = ExecResult(status=status, return_code=code, **kept)  # type: ignore[arg-type]
+        answer = RunCodeResponse.from_result(result).model_dump_json()
+        assert RunCodeResponse.model_validate_json(answer).to_result(round_trip_s=9.0) == result
+    ran = CommandRunResult(status="Finished", execution_time=1.5, return_code=1, stderr="e")
+    of_another = RunCodeResponse(status="Failed", run_result=ran).to_result(round_trip_s=2.0)
+    assert of_another == ExecResult(status="finished", return_code=1, stdout="", stderr="e", run_s=1.5, queue_s=0.5)
 
 
 def test_ping_reports_the_level(url: str):
     answer = httpx.get(f"{url}/v1/ping")
     assert (answer.status_code, answer.json()) == (200, "pong")
     assert answer.headers["x-sandbox-level"] in ("namespaces", "landlock", "rlimits")
-    assert post(url, code="1").json()["retool"]["level"] == answer.headers["x-sandbox-level"]
+    level = post(url, code="1").json()["retool"]["level"]
+    assert level == answer.headers["x-sandbox-level"]
+    told = CliRunner().invoke(commands.app, ["ping", url])
+    assert (told.exit_code, told.output) == (0, f"{url} runs at level {level}\n")
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,8 @@ async def test_a_session_that_a_restarted_server_lost_is_reported():
 async def test_definitions_survive_within_a_session_and_only_there(strongest: LocalSandbox):
     assert (await strongest.execute("import numpy as np\nx = np.arange(3)", session="one")).ok
     assert (await strongest.execute("int(x.sum())", session="one")).stdout == "3\n"
+    third = await strongest.execute("print(input(), input())\n1/0", session="one", stdin="a\nb\n")
+    assert third.stdout == "a b\n" and 'File "cell_3.py", line 2, in <module>' in third.stderr
     assert "NameError" in (await strongest.execute("x", session="two")).stderr
     assert "NameError" in (await strongest.execute("x")).stderr
     await strongest.end_session("one")
