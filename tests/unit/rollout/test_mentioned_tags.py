@@ -48,11 +48,6 @@ async def test_a_mentioned_tag_hides_neither_answer_nor_call(tokenizer, text: st
     assert parsed is not None and (parsed.codes, parsed.repairs) == (("print(4)",), ())
 
 
-def test_an_answer_in_an_unclosed_block_does_not_count():
-    for protocol, read in READ.items():
-        assert read(f"{TAGS[protocol][0]}\nprint('\\boxed{{4}}')").answer is None
-
-
 @given(st.lists(st.sampled_from(["<c>", "</c>", "`", '"', "\n", "a b", "(", "```"]), max_size=14).map("".join))
 def test_a_turn_is_cut_at_the_tag_that_ends_its_call(text: str):
     """The blocks are the same in the cut turn and in the whole text."""

@@ -94,7 +94,8 @@ def test_a_row_has_text_and_results_in_order():
     assert response.startswith(first["text"]) and response.endswith(whole["turns"][-1]["text"])
     assert response.index(first["text"]) < response.index(f"[result: {result['status']}]\n{result['shown']}")
     assert (row["calls"], row["tokens"], row["right"]) == (1, len(whole["response_ids"]), True)
-    for name in ("extracted", "truth", "partition"):
+    assert (row["trajectory"], row["ended by"]) == (whole["key"], whole["stop_reason"])
+    for name in ("extracted", "truth", "partition", "prompt", "reward"):
         assert row[name] == whole[name]
 
 

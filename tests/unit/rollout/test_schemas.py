@@ -55,6 +55,9 @@ def test_ordinary_schemas_are_accepted_and_errors_name_the_argument():
     message = complaint(good, {"id": "ab-1", "x": 1})
     assert message == "arguments of count: Additional properties are not allowed ('x' was unexpected)"
     assert "is not of type 'object'" in str(complaint(good, {"id": "ab-1", "node": {"next": {"next": 3}}}))
+    unique = tool(properties={"n": {"uniqueItems": True}})
+    assert complaint(unique, {"n": [{"a": 1, "b": 2}, 2]}) is None
+    assert "arguments['n'] of count: " in str(complaint(unique, {"n": [{"a": 1, "b": 2}, {"b": 2, "a": 1}]}))
 
 
 @pytest.mark.parametrize(

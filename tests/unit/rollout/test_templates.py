@@ -15,6 +15,7 @@ from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.protocol import PROTOCOLS, TOOL_TURNS, TextOnly, ToolProtocol
+from retool_mcore.rollout.tool_call import mistral_ids
 from tests.template_styles import STYLES, TAKEN, Style, tokenizer_in
 from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import Prints, ScriptedEngine, roll_out
@@ -168,6 +169,8 @@ async def test_mistrals_results_have_the_call_ids_that_the_model_sampled():
     text = tokenizer.decode(trajectory.ledger.response_ids)
     assert text.index('"call_id": "aB3dE6gH9"') < text.index('"call_id": "second001"')
     assert len(trajectory.turns[0].results) == 2
+    assert mistral_ids("[TOOL_CALLS]f[CALL_ID]aB3dE6gH9[ARGS]{}") == ["aB3dE6gH9"]
+    assert mistral_ids("[TOOL_CALLS]f[CALL_ID]aB3dE6gH9[ARGS]{}[TOOL_CALLS]f[ARGS]{}") == [], "one has none"
 
 
 R1 = "R1-Distill: the prompt opens the thinking block, earlier turns drop it"

@@ -23,7 +23,7 @@ from retool_mcore.rollout.loop import Trajectory
 from retool_mcore.rollout.metrics import Behavior, summarize
 from retool_mcore.rollout.protocol import Hermes, TextOnly, open_protocol, protocol_of
 from retool_mcore.rollout.records import record
-from retool_mcore.rollout.tool_call import Call
+from retool_mcore.rollout.tool_call import Call, parse_qwen3_coder
 from retool_mcore.rollout.tools import Tool, ToolContext, ToolError, ToolResult, check_tool, open_tools
 from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import ScriptedEngine, call, roll_out, shown
@@ -236,6 +236,10 @@ def test_the_prompt_has_the_schema_and_the_reader_takes_the_name(tokenizer):
     broken = protocol.read((), "<tool_call>\n{\n</tool_call>")
     assert broken.error and broken.error.endswith("The tools are 'code_interpreter', 'search'")
     assert protocol.read((), call("print(1)")).calls == (Call("code_interpreter", {"code": "print(1)"}),)
+    xml = "<tool_call>\n<function={}>\n<parameter={}>\n12\n</parameter>\n</function>\n</tool_call>"
+    for name, parameter, value in (("search", "query", "12"), ("count", "n", 12)):
+        typed = parse_qwen3_coder(xml.format(name, parameter), [*protocol.tools, Counter()])
+        assert typed.calls == (Call(name, {parameter: value}),), "by the type in the schema"
 
 
 @pytest.mark.parametrize(
