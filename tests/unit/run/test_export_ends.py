@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.config.shared import FORMAT_FILE
@@ -77,9 +75,6 @@ def test_the_export_of_a_base_model_ends_where_its_template_ends_a_turn(tmp_path
     assert values(made / "config.json")["eos_token_id"] == turn_end
     assert values(made / "generation_config.json")["eos_token_id"] == [turn_end, text_end]
     assert recorded_format(made) == PromptFormat()
-    loaded: Any = AutoModelForCausalLM.from_pretrained(made)
-    said = loaded.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=50, do_sample=False)
-    assert said.tolist() == [[1, 2, 3, turn_end]]
 
 
 def test_a_model_that_knows_the_end_keeps_its_files(tmp_path: Path, model_dir: Path):

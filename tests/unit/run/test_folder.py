@@ -4,10 +4,12 @@ import fcntl
 import os
 import socket
 import stat
+import tempfile
 import threading
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +18,7 @@ from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.run import folder
 from retool_mcore.run.environment import read_environment, write_environment
-from retool_mcore.run.folder import is_locked, lock_run, replacing, require_unlocked, write_atomic
+from retool_mcore.run.folder import is_locked, lock_run, own_tmpdir, replacing, require_unlocked, write_atomic
 
 
 def test_a_block_that_fails_leaves_the_old_content_and_no_draft(tmp_path: Path):
@@ -100,3 +102,15 @@ def test_an_error_while_reading_the_hardware_does_not_end_the_run(tmp_path: Path
     assert read_environment(tmp_path)["hardware"]["devices"].startswith("unknown: ")
     (tmp_path / "environment.json").write_text("{")
     assert read_environment(tmp_path) == {}
+
+
+def test_runs_in_one_folder_have_a_tmpdir_each_unless_its_path_is_too_long(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr(folder, "LONGEST_TMPDIR", len(str(tmp_path)) + 40)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    used = set[str]()
+    for run, part in (("a", ""), ("b", ""), ("a", "-engine"), ("a", "x" * 40)):
+        with own_tmpdir(tmp_path / run, part):
+            used.add(tempfile.gettempdir())
+            folder.remove_temporary()
+            assert not list(tmp_path.iterdir())
+    assert len(used) == 4 and str(tmp_path) in used, "that of the last is unchanged"

@@ -12,14 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from retool_mcore.run import start
 from retool_mcore.run.metric_table import METRICS, is_written
-from retool_mcore.run.metrics import (
-    MetricWriter,
-    NonFiniteLoss,
-    PhaseTimer,
-    read_metrics,
-    require_finite,
-    step_rates,
-)
+from retool_mcore.run.metrics import MetricWriter, NonFiniteLoss, PhaseTimer, read_metrics, require_finite, step_rates
 from tests.unit.run.test_trackers import run_in
 
 

@@ -138,7 +138,8 @@ def test_the_bar_stays_only_after_a_step_and_notes_have_separate_lines(config: R
     assert without.endswith(erased)
     lines = re.split(r"[\r\n]+", CONTROL.sub("", without))
     assert "note: of the start" in lines and not any("note" in line and "rl" in line for line in lines)
-    assert not on_terminal(config, step=True).endswith(erased)
+    stays = on_terminal(config, step=True)
+    assert not stays.endswith(erased) and re.search(r"rl  reward -0\.500 .* 2/2", CONTROL.sub("", stays))
 
 
 @pytest.fixture
