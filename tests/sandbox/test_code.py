@@ -49,6 +49,8 @@ async def test_code_without_a_heavy_package_runs_in_the_light_image(strongest: L
     code = "import sys\nprint([name for name in sys.modules if name in ('nu' + 'mpy', 'sym' + 'py')])"
     assert (await strongest.execute(code)).stdout == "[]\n"
     assert (await strongest.execute("import numpy\n" + code)).stdout.startswith("['numpy'")
+    long = await strongest.execute("#" * 32_001 + "\n" + code)  # it is not searched
+    assert long.stdout.startswith("['numpy'")
 
 
 async def test_a_changed_library_is_invisible_to_the_next_run(strongest: LocalSandbox):

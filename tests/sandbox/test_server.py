@@ -369,7 +369,7 @@ async def test_health_fails_after_three_failures_and_recovers(monkeypatch: pytes
     async with LocalSandbox(min_level=Level.RLIMITS, max_level=Level.RLIMITS, workers=1) as sandbox:
         transport = httpx.ASGITransport(app.create_app(sandbox))
         async with httpx.AsyncClient(transport=transport, base_url="http://sandbox") as http:
-            assert (await http.get("/health")).status_code == 200
+            assert (await http.get("/health")).json() == {"status": "ok", "level": "rlimits", "workers": 1}
 
             async def refuse(*_: object, **__: object) -> object:
                 raise SandboxUnavailable("no free process")

@@ -61,7 +61,8 @@ async def test_an_idle_session_loses_its_interpreter_to_a_new_one_and_reports_it
     monkeypatch.setattr(sessions, "IDLE_S", 0.3)
     async with LocalSandbox(min_level=Level.RLIMITS, workers=1, sessions=1, session_wait_s=20) as sandbox:
         await sandbox.execute("x = 1", session="a")
-        assert (await sandbox.execute("2", session="b")).stdout == "2\n", "the idle session kept its interpreter"
+        waited = await sandbox.execute("2", session="b")
+        assert waited.stdout == "2\n" and 0.1 < waited.queue_s < 20, "the idle session kept its interpreter"
         again = await sandbox.execute("x", session="a")
         assert again.session_restarted and "NameError" in again.stderr
 
