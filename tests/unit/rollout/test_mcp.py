@@ -43,10 +43,9 @@ def test_secrets_of_the_environment_are_sent(monkeypatch: pytest.MonkeyPatch):
         ({"url": "http://127.0.0.1:9/mcp"}, "rollout.mcp.s cannot be reached"),
         ({"command": "sleep", "args": ["60"], "timeout_s": 0.5}, "no answer within timeout_s = 0.5"),
         (over_stdio(tools=["count", "nothing"]), 'rollout.mcp.s.tools has "nothing", but the server offers count,'),
-        (
-            {"url": "http://127.0.0.1:9/mcp", "headers_env": {"X-Key": "NOT_SET_AT_ALL"}},
-            'rollout.mcp.s.headers_env."X-Key" names NOT_SET_AT_ALL, which is not in the environment',
-        ),
+        ({"url": "http://x", "headers_env": {"X-Key": "UNSET"}}, '.headers_env."X-Key" names UNSET, which is not in'),
+        ({"url": "http://x", "token_env": "UNSET"}, "rollout.mcp.s.token_env names UNSET, which is not in"),
+        (over_stdio(inherit=["UNSET"]), "rollout.mcp.s.inherit names UNSET, which is not in"),
         ({}, "needs either command or url"),
         ({"command": "x", "headers_env": {"X-Key": "T"}}, "token_env and headers_env need url"),
     ],

@@ -8,7 +8,7 @@ from tenacity import wait_fixed
 
 from retool_mcore.errors import RolloutError
 from retool_mcore.rollout import sglang_http
-from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest
+from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest, trajectory_seed
 from retool_mcore.rollout.sglang_http import SglangEngine
 
 META = {"finish_reason": {"type": "length"}, "prompt_tokens": 2, "cached_tokens": 1, "weight_version": "7"}
@@ -29,9 +29,10 @@ async def test_a_request_is_sent_whole_and_again_while_the_server_is_busy(monkey
     monkeypatch.setattr(engine._client, "_transport", httpx.MockTransport(answer))
     monkeypatch.setattr(sglang_http, "BACKOFF", wait_fixed(0.05))
     sampling, limits = {"temperature": 0.7, "top_p": 0.9, "top_k": 20}, {"max_new_tokens": 30, "stop_token_ids": [6, 7]}
-    request = TurnRequest(token_ids=(4, 5), sampling=Sampling(seed=77, **sampling), trajectory_id="t", **limits)
+    seed = trajectory_seed(3, 5, 1)  # whose CRC-32 has 32 bits
+    request = TurnRequest(token_ids=(4, 5), sampling=Sampling(seed=seed, **sampling), trajectory_id="t", **limits)
     turn = await engine.generate(request)
-    params = {**sampling, **limits, "sampling_seed": 77, "skip_special_tokens": False, "no_stop_trim": True}
+    params = {**sampling, **limits, "sampling_seed": 965776655, "skip_special_tokens": False, "no_stop_trim": True}
     assert json.loads(seen[-1].content) == {"input_ids": [4, 5], "sampling_params": params, "return_logprob": True}
     assert seen[-1].headers["Authorization"] == "Bearer KEY" and len(seen) == 10
     known = {"stop": "length", "version": 7, "context_tokens": 2, "cached_tokens": 1}
