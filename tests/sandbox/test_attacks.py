@@ -264,12 +264,13 @@ x = b"x" * (230 << 20)
     "fields",
     [
         *({"run_timeout_s": seconds} for seconds in (0, -1, float("nan"), float("inf"))),
-        *({"files": {name: b"x"}} for name in ("../x", "/etc/x", "a/../../x", "", "a\0b", ".")),
+        *({"files": {name: b"x"}} for name in ("../x", "/etc/x", "a/../../x", "", "a\0b", ".", "a" * 1025)),
         {"fetch_files": ["../x"]},
+        {"fetch_files": ["x"] * 257},
     ],
 )
 def test_an_invalid_limit_or_path_is_rejected(fields: dict[str, Any]):
-    with pytest.raises(ConfigError, match="run_timeout_s" if "run_timeout_s" in fields else "file path"):
+    with pytest.raises(ConfigError, match="run_timeout_s" if "run_timeout_s" in fields else "file path|most 256"):
         ExecRequest(code="print('ran')", **fields)
 
 

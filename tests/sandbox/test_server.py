@@ -170,9 +170,8 @@ def test_each_field_of_a_request_and_of_a_result_arrives():
 def test_ping_reports_the_level(url: str):
     answer = httpx.get(f"{url}/v1/ping")
     assert (answer.status_code, answer.json()) == (200, "pong")
-    assert answer.headers["x-sandbox-level"] in ("namespaces", "landlock", "rlimits")
     level = post(url, code="1").json()["retool"]["level"]
-    assert level == answer.headers["x-sandbox-level"]
+    assert level == answer.headers["x-sandbox-level"] in ("namespaces", "landlock", "rlimits")
     told = CliRunner().invoke(commands.app, ["ping", url])
     assert (told.exit_code, told.output) == (0, f"{url} runs at level {level}\n")
 
