@@ -97,11 +97,11 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint_and_nothing_else(t
 
 
 def test_a_rank_that_does_not_write_decides_alike(tmp_path: Path):
-    config = run_in(tmp_path, "best.patience=[1, 0]")
+    config = run_in(tmp_path, "best.patience=[1, 0.5]")
     writes, reads = BestKeeper(config, 0), BestKeeper(config, 0, writes=False)
     for keeper in (reads, writes):
         keeper.record_validation(10, {"val_loss": 1.0})
-        keeper.record_validation(20, {"val_loss": 1.0})
+        keeper.record_validation(20, {"val_loss": 0.75})
     assert reads.stopped_early and writes.stopped_early and reads.best == writes.best == read_best(config.run.dir)
 
 
