@@ -48,20 +48,6 @@ def test_stale_installed_metadata_is_refused(tmp_path):
     assert "has no plugin of group sglang.srt.plugins" in run(code).stderr
 
 
-@pytest.mark.long
-@cpu_only
-@pytest.mark.parametrize(("hidden", "seen"), [("", "-1"), ("7", "7")])
-def test_ray_has_logical_gpus_where_all_devices_are_hidden(hidden: str, seen: str):
-    """check_machine suggests this value, and Ray rejects it unchanged."""
-    script = (
-        "from retool_mcore.platforms import get_platform; get_platform('cpu').activate()\n"
-        "import os, ray; ray.init(num_gpus=1, num_cpus=1, include_dashboard=False, log_to_driver=False)\n"
-        "print(ray.get(ray.remote(num_gpus=1)(lambda: os.environ['CUDA_VISIBLE_DEVICES']).remote()))"
-    )
-    done = run(script, CUDA_VISIBLE_DEVICES=hidden)
-    assert done.stdout.split()[-1:] == [seen], done.stderr[-2000:]
-
-
 def test_ray_is_not_imported_before_the_platform_is_activated():
     """Ray reads its variables when it is imported, and verl imports it in child processes."""
     code = "import sys, retool_mcore.train.rl; print('ray' in sys.modules)"

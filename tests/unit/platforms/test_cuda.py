@@ -1,5 +1,6 @@
 """Platform cuda: its patches, compared with the originals, and the settings that it refuses."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.base import PREFILLS_ENV
 from retool_mcore.platforms.cuda import patches, platform
 from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.platforms.patches import Patch
@@ -23,15 +25,18 @@ class OneStep:
     def __init__(self, moments: torch.dtype) -> None:
         self.name_to_dtype_map = {"exp_avg": moments, "exp_avg_sq": moments}
         self.param_groups: list[dict[str, Any]] = [
-            {"params": [torch.zeros(3), torch.zeros(3)]},
+            {"params": [torch.zeros(2), torch.zeros(1), torch.zeros(3)]},
             {"params": [torch.zeros(2)], "step": 7},
         ]
         self.seen: list[tuple[int, int]] = []
+        self.scalers: set[Any] = set()
 
-    def step(self, closure: Any = None, grad_scaler: Any = None) -> None:
+    def step(self, closure: Any = None, grad_scaler: Any = None) -> Any:
+        self.scalers.add(grad_scaler)
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
             self.seen.append((sum(p.numel() for p in group["params"]), group["step"]))
+        return closure and closure()
 
 
 @pytest.mark.parametrize(
@@ -44,8 +49,8 @@ def test_a_step_in_parts_counts_one_step_and_restores_the_groups(
     monkeypatch.setattr(patches, "PART_ELEMENTS", 3)
     optimizer = OneStep(moments)
     groups, sizes = optimizer.param_groups, [len(group["params"]) for group in optimizer.param_groups]
-    patches.step_in_parts(OneStep.step)(optimizer)
-    assert optimizer.seen == seen
+    assert patches.step_in_parts(OneStep.step)(optimizer, lambda: 0.5, "a scaler") == 0.5
+    assert optimizer.seen == seen and optimizer.scalers == {"a scaler"}
     assert optimizer.param_groups is groups and [len(group["params"]) for group in groups] == sizes
     assert [group["step"] for group in groups] == [1, 8]
 
@@ -59,11 +64,12 @@ def test_float32_is_refused_without_the_cpu(name: str):
 
 def test_settings_that_need_transformer_engine_are_refused_without_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", "a_package_that_is_not_there")
-    config = load_config(
-        SftConfig, "configs/sft_qwen2.5_7b_h200x8.toml", ["parallel.cp=2", "memory.adam_states=compact"]
-    )
-    with pytest.raises(PlatformError, match=r"value of parallel\.cp and memory\.adam_states needs Transformer Engine"):
+    path, settings = "configs/sft_qwen2.5_7b_h200x8.toml", ["memory.adam_states=compact", "model.fp8=tensorwise"]
+    config = load_config(SftConfig, path, ["parallel.cp=2", *settings])
+    names = r"parallel\.cp and model\.fp8 and memory\.adam_states"
+    with pytest.raises(PlatformError, match=f"value of {names} needs Transformer Engine"):
         get_platform("cuda").check_settings(config)
+    get_platform("cuda").check_settings(load_config(SftConfig, path, ["parallel.cp=1", "memory.recompute=auto"]))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +77,8 @@ def test_settings_that_need_transformer_engine_are_refused_without_it(monkeypatc
     [
         ("auto", "a_package_that_is_not_there", "no DeepGEMM installed"),
         ("auto", "json", None),
+        ("cutlass", "json", "with CUTLASS GEMMs"),
+        ("triton", "a_package_that_is_not_there", None),
     ],
 )
 def test_preflight_warns_about_slow_fp8_engines(
@@ -85,7 +93,7 @@ def test_preflight_warns_about_slow_fp8_engines(
     assert len(remarks) == (warning is not None) and all(str(warning) in str(remark) for remark in remarks)
 
 
-@pytest.mark.parametrize(("fp8", "ep", "warns"), [("tensorwise", 8, True), ("tensorwise", 1, False)])
+@pytest.mark.parametrize(("fp8", "ep", "warns"), [("tensorwise", 8, True), ("tensorwise", 1, False), ("off", 8, False)])
 def test_fp8_experts_get_a_warning_that_they_are_slower(fp8: str, ep: int, warns: bool):
     settings = (f"model.fp8={fp8}", f"parallel.ep={ep}")
     config = load_config(SftConfig, "configs/sft_qwen3_30b_a3b_h200x8.toml", settings)
@@ -100,9 +108,22 @@ def test_patches_of_cuda_alone_fit_the_installed_packages(verl_on_cpu: None, pat
         patch.check_parameters(change.target, change.parameters)
 
 
-def test_the_replacement_of_apex_is_last_on_the_path_and_only_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PYTHONPATH", f"{platform.KERNELS}:/somewhere")
-    assert get_platform("cuda").process_env()["PYTHONPATH"] == f"/somewhere:{platform.KERNELS}"
+def test_each_process_gets_the_patches_that_it_needs(monkeypatch: pytest.MonkeyPatch):
+    def names(patches: Sequence[Patch]) -> list[str]:
+        return [patch.changes[0].target.rpartition(".")[2] for patch in patches]
+
+    monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", "json")
+    monkeypatch.delenv(PREFILLS_ENV, raising=False)
+    of_verl = ["index_select_tensor_dict", "prepare_micro_batches", "register_megatron_training_hooks"]
+    of_mbridge = ["_model_provider", "load_weights", "_adjust_mapping_for_shared_weights", "export_weights"]
+    training = [*of_verl, "write_preloaded_data_multiproc", *of_mbridge, "linear_cross_entropy", "step"]
+    sglang = ["region", "get_new_batch_prefill", "_check_token_based_finish", "handle"]
+    assert (names(Cuda().training_patches()), names(Cuda().sglang_patches())) == (training, sglang)
+    others = ["sgl_update_weights", "_get_session", "_get_master_addr_port", "__init__"]
+    assert sorted(names(Cuda().patches())) == sorted([*training, *sglang, *others])
+    assert names(Cuda().weight_sync_patches()) == others[:1]
+    region = HOST_COPY_PATCH.changes[0].replace(lambda adapter, tag, enable_cpu_backup=False: (tag, enable_cpu_backup))
+    assert region(None, "weights", enable_cpu_backup=True) == ("weights", False), "an engine that sleeps copies nothing"
 
 
 @pytest.mark.parametrize(("visible", "busy"), [("", "1"), ("0", ""), ("GPU-0", ""), ("MIG-0", "1")])
@@ -113,6 +134,10 @@ def test_only_visible_gpus_must_be_free(visible: str, busy: str, monkeypatch: py
     monkeypatch.setattr(platform.subprocess, "run", lambda *_, **__: listed)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert get_platform("cuda").only_devices([0]) == {"CUDA_VISIBLE_DEVICES": visible or "0"}, "one of ours"
+    monkeypatch.setattr(listed, "returncode", 9)
+    with pytest.raises(PlatformError, match=r"nvidia-smi failed: 0, GPU-0a"):
+        platform._driver()
+    monkeypatch.setattr(listed, "returncode", 0)
     if busy:
         with pytest.raises(PlatformError, match=rf"another process uses memory of GPU {busy} \(94606 of 143771 MiB\)"):
             platform._driver()
@@ -120,12 +145,21 @@ def test_only_visible_gpus_must_be_free(visible: str, busy: str, monkeypatch: py
         assert platform._driver() == "580.159.04, 1 x NVIDIA H200"
 
 
-def test_interleaved_chunks_begin_their_gradients_reduction_each():
+def test_a_server_gets_its_devices_of_those_that_are_visible(monkeypatch: pytest.MonkeyPatch):
+    for visible, used in (("4,6,7", "6,7"), ("", "1,2")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert get_platform("cuda").only_devices([1, 2]) == {"CUDA_VISIBLE_DEVICES": used}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("set_by_verl", ["of the first", None])  # None: gradients are reduced after the backward pass
+def test_interleaved_chunks_begin_their_gradients_reduction_each(count: int, set_by_verl: str | None):
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-    config = SimpleNamespace(no_sync_func="of the first", grad_sync_func="of the first")
-    methods = ("no_sync", "start_grad_sync", "finish_grad_sync")
-    chunks = [SimpleNamespace(config=config, **{name: f"{name} {number}" for name in methods}) for number in (0, 1)]
+    config = SimpleNamespace(no_sync_func="of the first", grad_sync_func=set_by_verl)
+    chunks = [SimpleNamespace(config=config, no_sync=number, start_grad_sync=-number) for number in range(count)]
     (change,) = CHUNK_PATCH.changes
-    change.replace(lambda model, optimizer: None)(chunks, None)
-    assert config.no_sync_func == ["no_sync 0", "no_sync 1"]
-    assert config.grad_sync_func == ["start_grad_sync 0", "start_grad_sync 1"]
+    given: list[Any] = []
+    change.replace(lambda model, optimizer: given.extend((model, optimizer)))(chunks, "optimizer")
+    assert given == [chunks[:1], "optimizer"]
+    assert config.no_sync_func == ("of the first" if count == 1 else [0, 1])
+    assert config.grad_sync_func == (set_by_verl if count == 1 or not set_by_verl else [0, -1])

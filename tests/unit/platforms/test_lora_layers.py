@@ -75,7 +75,10 @@ def product(layer: Any, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", [Plain, Fused])
 def test_queries_keys_and_values_alternate_by_query_group(alone: None, kind: type[Plain]):
-    layer = adapted(kind, "q_proj", "v_proj").decoder.layers[0].self_attention.linear_qkv
+    from retool_mcore.platforms.lora import switched_off
+
+    chunk = adapted(kind, "q_proj", "v_proj")
+    layer = chunk.decoder.layers[0].self_attention.linear_qkv
     q, v = product(layer, "q_proj"), product(layer, "v_proj")
     rows: list[torch.Tensor] = []
     for group in range(GROUPS):
@@ -86,8 +89,28 @@ def test_queries_keys_and_values_alternate_by_query_group(alone: None, kind: typ
     output, bias = layer(x)
     torch.testing.assert_close(output, torch.nn.functional.linear(taken, layer.weight + torch.cat(rows)))
     assert bias is None
-    layer.lora.on = False
-    torch.testing.assert_close(layer(x)[0], torch.nn.functional.linear(taken, layer.weight), rtol=0, atol=0)
+    with pytest.raises(KeyError), switched_off([chunk]):
+        torch.testing.assert_close(layer(x)[0], torch.nn.functional.linear(taken, layer.weight), rtol=0, atol=0)
+        raise KeyError
+    assert torch.equal(layer(x)[0], output), "adapters are on again, also after an error"
+
+
+def test_adapters_start_as_pefts_by_the_seed_and_the_matrix(alone: None):
+    """Uniform within 1 / sqrt(in), and no difference to the base."""
+    from retool_mcore.platforms.lora import LoraSettings, adapt, factors_of
+
+    def initial(seed: int) -> list[torch.Tensor]:
+        names = ("q_proj", "v_proj")
+        adapt(chunk := Chunk(Plain), LoraSettings(rank=400, alpha=3, dropout=0.0, matrices=names, seed=seed))
+        factors = factors_of([chunk])
+        assert [factor.name for factor in factors] == [f"model.layers.2.self_attn.{name}" for name in names]
+        assert all(0.98 < float(factor.A.abs().max()) * HIDDEN**0.5 <= 1 for factor in factors)
+        assert not any(factor.B.any() for factor in factors)
+        return [factor.A.detach() for factor in factors]
+
+    first = initial(1)
+    assert all(map(torch.equal, first, initial(1))) and not torch.equal(*first)
+    assert not any(map(torch.equal, first, initial(2)))
 
 
 def test_dropout_applies_in_training_only(alone: None):
@@ -96,6 +119,9 @@ def test_dropout_applies_in_training_only(alone: None):
     assert not torch.equal(layer(x)[0], layer(x)[0])
     layer.eval()
     assert torch.equal(layer(x)[0], layer(x)[0])
+    layer.train()
+    torch.nn.init.zeros_(layer.lora.factors["gate_proj"].B)
+    assert torch.equal(layer(x)[0], torch.nn.functional.linear(x, layer.weight)), "of the adapter's input alone"
 
 
 def test_layers_that_are_recomputed_get_a_gradient(alone: None):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retool_mcore.platforms.network import INTERFACES, LISTEN_PORTS, RAY_SECRETS, use_loopback
+from retool_mcore.platforms.network import INTERFACES, LISTEN_PORTS, RAY_SECRETS, engine_key, use_loopback
 from retool_mcore.platforms.patches_torch import STORE_PATCH
 from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH
 from tests.unit.platforms.doors import ports_of_workers, where_the_store_listens
@@ -22,13 +22,20 @@ def nothing_set(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def test_each_start_has_another_secret(nothing_set, monkeypatch):
+def test_each_start_has_another_secret_and_engines_a_key_of_it(nothing_set, monkeypatch, tmp_path: Path):
+    assert engine_key() == "", "a cluster of the user's without a secret"
     use_loopback()
-    first = os.environ["RAY_AUTH_TOKEN"]
+    first, key = os.environ["RAY_AUTH_TOKEN"], engine_key()
     assert len(first) == 64 and os.environ["RAY_AUTH_MODE"] == "token"
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0", "which makes Ray use loopback"
+    assert len(key) == 64 and first not in key
     monkeypatch.delenv("RAY_AUTH_TOKEN")
+    (tmp_path / "token").write_text(f"{first}\n")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert engine_key() == key, "that of nodes which read the secret from a file"
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
     use_loopback()
-    assert os.environ["RAY_AUTH_TOKEN"] != first
+    assert os.environ["RAY_AUTH_TOKEN"] != first and engine_key() != key
 
 
 @pytest.mark.parametrize("name", RAY_SECRETS)

@@ -84,8 +84,9 @@ def test_the_first_request_waits_a_limited_number_of_steps():
         Scheduling(400, 3, chunked_req=object()),
         Scheduling(400, 3, prefill_delayer=object()),
         Scheduling(400, 3, finished=True),
+        Scheduling(0, 3, running_batch=SimpleNamespace(reqs=[Request()] * 400, is_prefill_only=True)),
     ],
-    ids=["nothing decodes", "few decode", "many wait", "a chunked prefill", "SGLang's own delayer", "all finished"],
+    ids=["nothing decodes", "few decode", "many wait", "chunked", "own delayer", "all finished", "only prefills"],
 )
 def test_a_prefill_is_not_delayed(scheduler: Scheduling):
     assert choose(scheduler)

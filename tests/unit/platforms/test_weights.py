@@ -62,7 +62,8 @@ def loaded(request: Any) -> dict[str, torch.Tensor]:
     from sglang.srt.utils import MultiprocessingSerializer
 
     assert (request.load_format, request.flush_cache) == ("flattened_bucket", False)
-    [mine] = request.serialized_named_tensors
+    mine, of_rank_1 = request.serialized_named_tensors
+    assert of_rank_1 == "of rank 1"
     got: list[tuple[str, torch.Tensor]] = []
     runner: Any = SimpleNamespace(model=SimpleNamespace(load_weights=got.extend))
     ModelRunner._update_weights_from_flattened_bucket(runner, MultiprocessingSerializer.deserialize(mine))
@@ -77,8 +78,16 @@ def test_sglang_loads_the_sent_weights_from_one_handle_per_bucket(send, monkeypa
     packed: list[torch.Tensor] = []
     one = lambda tensor: packed.append(tensor) or reduce_tensor(tensor)  # noqa: E731
     monkeypatch.setitem(ForkingPickler._extra_reducers, torch.Tensor, one)
-    monkeypatch.setattr(torch.distributed, "gather_object", lambda mine, of_ranks, **_: of_ranks.__setitem__(0, mine))
-    mesh = SimpleNamespace(get_local_rank=lambda: 0, size=lambda: 1, mesh=torch.tensor([0]), get_group=lambda: None)
+
+    def gather(mine: Any, of_ranks: list[Any] | None, dst: int, group: str) -> None:
+        assert (dst, group, of_ranks and len(of_ranks)) == (4, "group", 2 if ranks[0] == 0 else None)
+        if of_ranks is not None:
+            of_ranks[:] = [mine, "of rank 1"]
+
+    monkeypatch.setattr(torch.distributed, "gather_object", gather)
+    ranks = [0]
+    mesh = SimpleNamespace(get_local_rank=lambda: ranks[0], size=lambda: 2, mesh=torch.tensor([4, 5]))
+    mesh.get_group = lambda: "group"
     got: dict[str, torch.Tensor] = {}
 
     class Engine:
@@ -91,12 +100,16 @@ def test_sglang_loads_the_sent_weights_from_one_handle_per_bucket(send, monkeypa
         asyncio.run(send(Engine(), bucket, "infer_tp", {"infer_tp": mesh}))
     assert {name: bits(tensor) for name, tensor in got.items()} == {name: bits(each) for name, each in sent.items()}
     assert len(packed) == len(buckets) < len(sent)
+    ranks[0] = 1
+    assert asyncio.run(send(None, buckets[0], "infer_tp", {"infer_tp": mesh})) is None, "the first rank sends"
 
 
 def test_a_sender_or_a_receiver_without_a_peer_ends_after_its_timeout():
     get_platform("cpu").activate()
     from retool_mcore.platforms.cpu.weights import TcpCheckpointEngine
 
+    actors, workers = TcpCheckpointEngine.build_topology(2, 3, ["", "of actor 1", "a", "b", "c"])
+    assert (actors, workers) == ({"receivers": [["a", "b", "c"], []]}, {"receivers": [[], [], []]})
     sender = TcpCheckpointEngine(1 << 20, is_master=True, timeout_s=0.3)
     worker = TcpCheckpointEngine(1 << 20, timeout_s=0.3)
     sender.init_process_group(receivers=[worker.prepare()])
