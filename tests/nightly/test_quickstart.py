@@ -1,6 +1,5 @@
 """The quickstart's stages: progress, failures, a second start."""
 
-import json
 import os
 import signal
 import subprocess
@@ -23,8 +22,6 @@ def test_a_failed_stage_shows_the_end_of_its_log_and_is_run_again(tmp_path: Path
     with pytest.raises(StageFailed, match=r"failing failed with exit code 3(.|\n)*the reason"):
         stages(tmp_path).run("fail", "failing", "-c", fail)
     stages(tmp_path).run("fail", "failing", "-c", "pass")
-    state = json.loads((tmp_path / "stages.json").read_text())["fail"]
-    assert state["done"] and state["seconds"] > 0
     assert (tmp_path / "logs" / "fail.log").read_text() == "the reason\n"
 
 

@@ -1,6 +1,7 @@
 """What a user's machine has around a run: proxies, hidden files, libraries that talk at exit."""
 
 import os
+import socket
 from pathlib import Path
 
 import httpx
@@ -17,10 +18,11 @@ def test_a_dead_proxy_is_not_asked_for_this_node(monkeypatch, name: str):
     for own in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(own, raising=False)
     monkeypatch.setenv("no_proxy", "theirs.example")
-    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("NO_PROXY", "more.example, theirs.example,")
     monkeypatch.setenv(name, "http://127.0.0.1:9")
     bypass_proxy()
-    assert os.environ["no_proxy"].startswith("theirs.example,localhost,127.0.0.1")
+    own = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
+    assert os.environ["no_proxy"].startswith(",".join(dict.fromkeys(("theirs.example", "more.example", *own))))
     assert os.environ["no_proxy"] == os.environ["NO_PROXY"]
     import http.server
     import threading

@@ -74,6 +74,9 @@ async def test_a_second_wave_takes_the_connections_of_the_first_and_looks_at_its
         for _ in range(2):
             answers = await asyncio.gather(*(client.post("/wave") for _ in range(WAVE)))
             assert [answer.text for answer in answers] == ["ok"] * WAVE
+        assert server.open == WAVE
+    await asyncio.sleep(0.1)  # until the other end knows
+    assert server.open == 0
     assert server.connections == WAVE
     assert len(looks) <= 4 * 2 * WAVE  # one pool for all of them looks more than WAVE * WAVE times
 
@@ -106,4 +109,5 @@ async def test_an_idle_connection_is_kept_for_its_time_alone(server: Server) -> 
             await client.post("/now")
             await asyncio.sleep(pause)
         await client.post("/now")
+        assert server.open == 1
     assert server.connections == 2
