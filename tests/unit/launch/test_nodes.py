@@ -1,31 +1,40 @@
-"""How launch/nodes.py restarts a run, and how it starts a node's sandbox."""
+"""launch/nodes.py: a node's place and commands, how it restarts a run, and Ray's token."""
 
 import importlib
+import os
+import shlex
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
+from retool_mcore.platforms.network import RAY_SECRETS
+from retool_mcore.verl.ray_cluster import ray_folder_name
 
 nodes: Any = importlib.import_module("launch.nodes")
 
 
 @pytest.mark.parametrize(
     ("codes", "waits_s"),
-    [([0], []), ([2], []), ([143], []), ([3, 0], [5]), ([3, 1, 2], [5, 10]), ([3, 3, 3, 3], [5, 10, 20])],
+    [*(([code], []) for code in (0, 2, 129, 130, 143)), ([3, 0], [5]), ([3, 1, 2], [5, 10]), ([3] * 4, [5, 10, 20])],
 )
 def test_a_fault_restarts_the_run_after_longer_and_longer_waits(codes, waits_s, monkeypatch: pytest.MonkeyPatch):
     """A success, a user's error (2) and a stop (143) end it; so does the last of three restarts."""
-    left, waited = list(codes), list[float]()
-    run = SimpleNamespace(wait=lambda: left.pop(0), signal=lambda how: None)
+    left, done = list(codes), list[object]()
+    run = SimpleNamespace(wait=lambda: left.pop(0), signal=done.append)
     monkeypatch.setattr(nodes, "Group", lambda *_: run)
-    monkeypatch.setattr(nodes, "wait_until", lambda done, seconds: waited.append(seconds))
+    monkeypatch.setattr(nodes, "wait_until", lambda condition, seconds: done.append(seconds))
     monkeypatch.setenv("RESTARTS", "3")
     monkeypatch.setenv("RESTART_WAIT_S", "5")
-    assert nodes.Processes(grace_s=1).supervise(["run"]) == codes[-1]
-    assert waited == waits_s and not left
+    assert nodes.Processes(grace_s=1).supervise(["run"], lambda: done.append("the other nodes")) == codes[-1]
+    assert done == [each for wait_s in waits_s for each in (signal.SIGKILL, wait_s, "the other nodes")] and not left
+    monkeypatch.setenv("RESTARTS", "two")
+    with pytest.raises(ConfigError, match=r"RESTARTS = two is not a whole number\. An example is RESTARTS=0"):
+        nodes.Processes(grace_s=1).supervise(["run"])
 
 
 @pytest.mark.parametrize("rank", ["2", "-1", "one"])
@@ -34,16 +43,88 @@ def test_a_rank_that_the_run_does_not_have_is_refused(rank: str):
         nodes.rank_and_head(2, {"NODE_RANK": rank, "HEAD_IP": "10.0.0.1"})
 
 
-@pytest.mark.parametrize(("workers", "processes"), [(1, 1), (16, 1), (17, 2), (64, 4)])
-def test_a_nodes_sandbox_has_a_process_for_every_sixteen_workers(workers, processes):
-    sandbox = SimpleNamespace(min_level="landlock", workers=workers, python="", preload=["numpy"])
-    node = SimpleNamespace(run=SimpleNamespace(sandbox=sandbox, run=SimpleNamespace(name="rl")))
-    command = [str(word) for word in nodes.sandbox_command(node)]
-    options = dict(zip(command[2::2], command[3::2], strict=True))
-    assert Path(options.pop("--socket")).name == "sandbox.sock"
-    assert options == {
-        "--min-level": "landlock",
-        "--workers": str(workers),
-        "--processes": str(processes),
-        "--preload": "numpy",
-    }
+def test_a_nodes_place_is_the_users_or_else_slurms(monkeypatch: pytest.MonkeyPatch):
+    def run(argv: list[str], **_: object) -> SimpleNamespace:
+        assert argv == ["scontrol", "show", "hostnames", "n[7-8]"]
+        return SimpleNamespace(stdout="n7\nn8\n")
+
+    monkeypatch.setattr(nodes.subprocess, "run", run)
+    monkeypatch.setattr(nodes, "ipv4", {"n7": "10.0.0.7"}.__getitem__)
+    mine, slurm = {"NODE_RANK": "2", "HEAD_IP": "::2"}, {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "n[7-8]"}
+    cases = (1, mine), (1, slurm), (3, mine | slurm), (3, slurm), (3, {}, True)
+    places = [(0, "::2"), (0, "127.0.0.1"), (2, "::2"), (1, "10.0.0.7"), (0, "HEAD_IP")]
+    assert [nodes.rank_and_head(*case) for case in cases] == places
+    for alone in mine.items():
+        with pytest.raises(ConfigError, match="nodes = 3, but NODE_RANK and HEAD_IP are not both set"):
+            nodes.rank_and_head(3, dict([alone]))
+
+
+SFT, RL, NPU = "sft_tiny_cpu", "rl_qwen2.5_32b_h100x16", "rl_qwen2.5_7b_a2x8"
+PYTHON = "'sandbox.python=/opt/a b/python' 'sandbox.preload=[\"pandas\", \"scipy.stats\"]'"
+CHECK, RAY = "python -m retool_mcore preflight ALL", "python -m ray.scripts.scripts start"
+BOX, ENDS = "bash launch/sandbox.sh --socket /s/NAME/sandbox.sock --min-level LEVEL", "--sessions 9 &"
+RAY_ENDS = "--temp-dir RAY --disable-usage-stats --block --num-gpus 8 --object-store-memory 5 &"
+WHERE = "'sandbox.where=\"unix:///s/NAME/sandbox.sock\"'"
+COMMANDS = [
+    (SFT, "cluster.nodes=2 cluster.gpus_per_node=4", 1, [
+        CHECK,
+        "python -m retool_mcore.cli.torchrun --nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 "
+        "--master-port 29511 --rdzv-conf timeout=99 launch/sft_mcore.py ALL &",
+    ]),
+    (RL, f"sandbox.workers=33 {PYTHON}", 0, [
+        CHECK,
+        f"{BOX} --workers 33 --processes 3 --python '/opt/a b/python' --preload pandas --preload scipy.stats {ENDS}",
+        f"{RAY} --head --include-dashboard false --node-ip-address 10.0.0.1 --port 7001 {RAY_ENDS}",
+        f"{CHECK} --cluster --wait-s 99",
+        f"python launch/rl.py CONFIG {WHERE} SETTINGS sandbox.python= 'sandbox.preload=[]' &",
+    ]),
+    (RL, "run.platform=cpu model.dtype=float32 sandbox.workers=32", 1, [
+        CHECK,
+        f"{BOX} --workers 32 --processes 2 {ENDS}",
+        f"{RAY} --address 10.0.0.1:7001 --node-ip-address 10.0.0.9 {RAY_ENDS}".replace(" 8 ", " 8 --num-cpus 16 "),
+    ]),
+    (NPU, "cluster.nodes=2 sandbox.workers=1", 1, [
+        CHECK,
+        f"{BOX} --workers 1 --processes 1 {ENDS}",
+        f"{RAY} --address 10.0.0.1:7001 --node-ip-address 10.0.0.9 {RAY_ENDS}".replace(
+            "--num-gpus 8", "--resources '{\"NPU\": 8}'"
+        ),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMMANDS, ids=lambda case: f"{case[0]} node {case[2]}")
+def test_a_dry_run_shows_what_a_node_would_start(case: Any, monkeypatch: pytest.MonkeyPatch, capsys):
+    name, settings, rank, commands = case
+    env = "TORCH_PORT=29511 NODES_WAIT_S=99 RAY_PORT=7001 NODE_IP=10.0.0.9 SANDBOX_DIR=/s"
+    options = ("SANDBOX_OPTIONS=--sessions 9", "RAY_START_OPTIONS=--object-store-memory 5")
+    for variable in (*env.split(), *options):
+        monkeypatch.setenv(*variable.split("="))
+    arguments = [f"configs/{name}.toml", "run.root=/runs", *shlex.split(settings)]
+    run: Any = load_config(SftConfig if name == SFT else RlConfig, arguments[0], arguments[1:])
+    node = nodes.Node(arguments, run, rank, "10.0.0.1")
+    nodes.show(node, nodes.sft_commands(node) if name == SFT else nodes.rl_commands(node))
+    wanted = "\n".join([f"# The commands of node {rank}:", *commands])
+    for word, value in {
+        "ALL": shlex.join(arguments), "CONFIG": arguments[0], "SETTINGS": shlex.join(arguments[1:]), "NAME": name,
+        "RAY": str(ray_folder_name(run.run.dir, rank)), "LEVEL": "" if name == SFT else run.sandbox.min_level,
+        "\npython ": f"\n{nodes.PYTHON} ",
+    }.items():  # fmt: skip
+        wanted = wanted.replace(word, value)
+    assert capsys.readouterr().out.strip() == wanted
+
+
+def test_nodes_share_a_secret_of_ray_that_no_other_user_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def share(rank: int, **secret: str) -> str | None:
+        for name in RAY_SECRETS:
+            monkeypatch.delenv(name, raising=False)
+        os.environ |= secret
+        nodes._share_ray_token(SimpleNamespace(folder=tmp_path, rank=rank))
+        return os.environ.get("RAY_AUTH_TOKEN_PATH")
+
+    assert share(0, RAY_AUTH_TOKEN="theirs") is None and not list(tmp_path.iterdir())
+    path = tmp_path / "ray_token"
+    assert share(0) == str(path) and path.stat().st_mode & 0o777 == 0o600
+    first = path.read_text()
+    assert share(1) == share(0) == str(path) and path.read_text() == first and len(first) == 64
+    assert os.environ["RAY_AUTH_MODE"] == "token"
