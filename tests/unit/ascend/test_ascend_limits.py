@@ -1,5 +1,6 @@
 """Settings of a CUDA run on NPUs: applied, a remark if without effect, or refused in one error."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,22 @@ def test_settings_without_a_counterpart_are_refused_with_the_reason(case: dict[s
         check(load_config(RlConfig, A2, case["settings"]))
     assert case["message"] in str(caught.value)
     assert str(A2) in str(caught.value) and 'run.platform = "ascend"' in str(caught.value)
+
+
+def test_keys_of_verl_are_refused_by_all_their_names_and_in_one_error():
+    engine, model = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.megatron.override_transformer_config"
+    refused = {f"{engine}.quantization": "fp8", f"{engine}.engine_kwargs.trtllm.x": 1, f"{model}.fp8_recipe": "delayed",
+               "actor_rollout_ref.actor.optim.exp_avg_dtype": "bf16", "critic.model.use_fused_kernels": True,
+               "critic.optim.use_precision_aware_optimizer": True, f"{model}.gradient_accumulation_fusion": True,
+               "critic.model.fused_kernel_options.impl_backend": "triton"}  # fmt: skip
+    allowed = {f"{model}.context_parallel_algo": "megatron_cp_algo", f"{model}.moe_permute_fusion": False,
+               f"{engine}.engine_kwargs.vllm.x": 1, "global_profiler.tool": "npu"}  # fmt: skip
+    run = load_config(RlConfig, A2, ["train.max_engine_restarts=0"])
+    with pytest.raises(ConfigError) as caught:
+        check(run.model_copy(update={"verl_overrides": refused | allowed}))
+    found = re.findall(r"\[verl_overrides\] (\S+): ", str(caught.value))
+    assert sorted(found) == sorted(refused)
+    assert not any(remark.startswith("train.max_engine_restarts") for remark in Ascend().remarks(run)), "it is off"
 
 
 def test_settings_without_effect_are_remarks():

@@ -1,5 +1,6 @@
 """How often the gate finds a difference in simulated runs, and how often one that is not there."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,9 @@ def test_a_difference_counts_when_it_is_found_twice(slowed: list[int], code: int
         return [next(rounds), next(rounds)]
 
     assert interleave.confirm(measure, lambda pairs: interleave.report("case: {:.3f}", pairs, 0.03)) == code
+    times = iter(range(4))
+    pairs = interleave.alternate(lambda root: {root.name: next(times)}, Path("head"), Path("base"), 2)
+    assert pairs == [({"head": 1}, {"base": 0}), ({"head": 2}, {"base": 3})]
     assert len(list(rounds)) == (0 if slowed else 2), "what finds nothing is not measured again"
     output = capsys.readouterr().out
     assert ("found twice: slower" in output) == bool(code) and ("not found again" in output) == (slowed == [0])

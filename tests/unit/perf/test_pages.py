@@ -1,43 +1,32 @@
 """Every line of the history is a record, and a damaged one is named."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from retool_mcore.errors import DataError
-
-ROOT = Path(__file__).parents[3]
-PERF = ROOT / "perf"
+from tests.unit.perf.modules import history
 
 
-@pytest.fixture(scope="module")
-def history() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("perf_history", PERF / "history.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # pydantic looks a class's annotations up there
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_line_of_the_history_is_a_record_in_the_order_of_days(history: ModuleType):
+def test_every_line_of_the_history_is_a_record_in_the_order_of_days():
     records = history.read()
     assert len(records) >= 58
     assert [record.date for record in records] == sorted(record.date for record in records)
     assert all(record.topics and record.hardware and record.title and record.text for record in records)
 
 
-def test_both_ends_of_a_selection_are_included(history: ModuleType):
+@pytest.mark.parametrize(
+    ("topic", "words", "days"), [("", [], [21, 22]), ("FP8", [], [22]), ("", ["NUMPY", "sand"], [21])]
+)
+def test_a_selection_has_both_ends_its_topic_and_all_words(topic: str, words: list[str], days: list[int]):
     records = [history.Record.model_validate(record(f"2026-11-{day}")) for day in (20, 21, 22, 23)]
-    found = history.select(records, "", records[1].date, records[2].date, [])
-    assert [each.date.day for each in found] == [21, 22]
+    records[2] = records[2].model_copy(update={"topics": ["RL", "FP8"], "text": "sand"})
+    found = history.select(records, topic, records[1].date, records[2].date, words)
+    assert [each.date.day for each in found] == days
 
 
-def test_a_damaged_line_is_named(history: ModuleType, tmp_path: Path):
+def test_a_damaged_line_is_named(tmp_path: Path):
     path = tmp_path / "history.jsonl"
     path.write_text(json.dumps(record("2026-11-21")) + "\n" + json.dumps(record("yesterday")) + "\n")
     with pytest.raises(

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from tests.unit.perf.modules import bench, interleave
 from tests.unit.perf.modules import compare as gate
-from tests.unit.perf.modules import interleave
 
 ROOT = Path(__file__).parents[3]
 SECONDS = (1.00, 1.02, 0.99, 1.01, 1.00, 0.98, 1.03, 1.00, 1.01, 0.99)
@@ -109,6 +109,42 @@ def test_a_change_of_a_measured_baseline_is_seen(
     done = run_compare(str(tmp_path / "head.json"), str(path))
     assert done.exit_code == code, done.stdout + done.stderr
     assert message in (done.stdout + done.stderr).replace("\n", " ")
+    if code == 2:
+        named = run_compare(str(tmp_path / "head.json"), str(path), "--changed", message.partition(" is ")[0])
+        assert named.exit_code == 0 and "no difference" in named.stdout, "a change on purpose"
+
+
+def test_a_step_takes_the_time_since_the_row_before_it_without_what_only_some_steps_do():
+    base = {"perf/total_num_tokens": 10.0, "timing_s/metrics": 1.0, "timing_s/between_steps": 2.0}
+    rows = [
+        {**base, "unix_s": 100.0, "timing_s/step": 30.0, "timing_s/testing": 4.0, "timing_s/save_checkpoint": 7.0},
+        {**base, "unix_s": 150.0, "timing_s/step": 40.0, "timing_s/save_checkpoint": 5.0, "timing_s/validate": 15.0},
+        {**base, "timing_s/step": 40.0, "perf/total_num_tokens": 20.0},  # an older record
+    ]
+    assert gate.token_times({"steps": rows}) == [(30 + 1 + 2 + 4 - 4 - 7) / 10, (50 - 5 - 15) / 10, (40 + 3) / 20]
+
+
+def test_a_result_has_medians_the_start_and_percentiles_of_the_work():
+    rows = [
+        {"timing_s/step": step_s, "mfu": 0.5, "other": 9.0, gate.TOKENS: tokens, "memory_gib": 1.004 + tokens}
+        for step_s, tokens in ((3.0, 10.0), (1.0, 20.0), (7.0, 60.0))
+    ]
+    assert bench.summarize(rows) == {"mfu": 0.5, "timing_s/step": 3.0, "memory_gib": 61.0}
+    work = bench.length_histogram(rows)
+    assert work["total"] == 90 and (work["tokens_per_step"]["50"], work["tokens_per_step"]["100"]) == (20, 60)
+    assert bench.start_of([{"unix_s": 130.0, **rows[2]}, *rows], 100.0) == {"timing_s/start": 23.0}
+    stages = {"timing_s/start": 20.0, "timing_s/start/engines": 12.0}
+    assert bench.start_of([{**rows[0], **stages, "unix_s": 130.0}], 100.0) == stages
+
+
+def test_small_differences_of_memory_and_start_do_not_count():
+    def found(rule: Callable[..., list[str]], ours: float, theirs: float) -> bool:
+        one, other = ({"summary": {"memory_gib": x}, "start": {"timing_s/start": x}} for x in (ours, theirs))
+        return bool(rule(one, other))
+
+    memory = (0.44, 0.2), (101.5, 100.0), (103.0, 100.0), (97.0, 100.0), (3.0, 0.0)
+    assert [found(gate.more_memory, *pair) for pair in memory] == [False, False, True, False, False]
+    assert [found(gate.later_start, *pair) for pair in ((19.0, 10.0), (140.0, 100.0), (151.0, 100.0))] == [0, 0, 1]
 
 
 ASKED = "behavior/requests"
