@@ -14,13 +14,8 @@ pytestmark = [pytest.mark.timeout(300)]
 @pytest.mark.parametrize("lost", [0, 1])
 def test_both_nodes_join_again_after_a_lost_rank(scripts: Scripts, lost: int):
     scripts.replace("run", RANKS)
-    env = {
-        "FAKE_NODES": "2",
-        "TORCH_PORT": str(free_port()),
-        "HEAD_WAIT_S": "60",
-        "RESTARTS": "1",
-        "RESTART_WAIT_S": "1",
-    }
+    env = {"FAKE_NODES": "2", "TORCH_PORT": str(free_port()), "HEAD_WAIT_S": "60"}
+    env |= {"RESTARTS": "1", "RESTART_WAIT_S": "1"}
     nodes = [scripts.start(SFT, f"log{rank}", NODE_RANK=str(rank), **env) for rank in (0, 1)]
     met = scripts.folder / "met"
     scripts.until(lambda: met.exists() and len(met.read_text().split()) == 2, "both meet", 90)

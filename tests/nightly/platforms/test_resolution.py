@@ -1,6 +1,5 @@
 """Every extra can be installed: uv resolves it for Python 3.11 and 3.12, without installing it."""
 
-import re
 import subprocess
 import sys
 import zipfile
@@ -104,15 +103,3 @@ def test_the_ascend_set_resolves_with_its_overrides(python: str, tmp_path: Path)
 def pins_of(file: Path) -> list[Requirement]:
     lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
     return [Requirement(line) for line in lines if line]
-
-
-@pytest.mark.parametrize("left_out", ["numpy", "transformers", "torch-npu", "torch", "torchaudio"])
-def test_each_override_of_the_ascend_set_is_needed(left_out: str, tmp_path: Path):
-    lines = OVERRIDES.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if not re.match(rf"{left_out}[=>]", line)]
-    assert len(kept) == len(lines) - 1
-    (tmp_path / "overrides.txt").write_text("".join(kept), encoding="utf-8")
-    done = whole_ascend(tmp_path, "3.11", "--override", str(tmp_path / "overrides.txt"))
-    if any(words in done.stderr for words in NO_INDEX):
-        pytest.skip("no package index is reached from here")
-    assert done.returncode and "No solution found" in done.stderr and left_out in done.stderr

@@ -1,6 +1,5 @@
 """Settings of a CUDA run on NPUs: applied, a remark if without effect, or refused in one error."""
 
-import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,34 @@ def test_settings_without_a_counterpart_are_refused_with_the_reason(case: dict[s
     assert str(A2) in str(caught.value) and 'run.platform = "ascend"' in str(caught.value)
 
 
-def test_keys_of_verl_are_refused_by_all_their_names_and_in_one_error():
-    engine, model = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.megatron.override_transformer_config"
-    refused = {f"{engine}.quantization": "fp8", f"{engine}.engine_kwargs.trtllm.x": 1, f"{model}.fp8_recipe": "delayed",
-               "actor_rollout_ref.actor.optim.exp_avg_dtype": "bf16", "critic.model.use_fused_kernels": True,
-               "critic.optim.use_precision_aware_optimizer": True, f"{model}.gradient_accumulation_fusion": True,
-               "critic.model.fused_kernel_options.impl_backend": "triton"}  # fmt: skip
-    allowed = {f"{model}.context_parallel_algo": "megatron_cp_algo", f"{model}.moe_permute_fusion": False,
-               f"{engine}.engine_kwargs.vllm.x": 1, "global_profiler.tool": "npu"}  # fmt: skip
-    run = load_config(RlConfig, A2, ["train.max_engine_restarts=0"])
-    with pytest.raises(ConfigError) as caught:
-        check(run.model_copy(update={"verl_overrides": refused | allowed}))
-    found = re.findall(r"\[verl_overrides\] (\S+): ", str(caught.value))
-    assert sorted(found) == sorted(refused)
-    assert not any(remark.startswith("train.max_engine_restarts") for remark in Ascend().remarks(run)), "it is off"
+MODEL = "actor_rollout_ref.actor.megatron.override_transformer_config"
+KEYS = {  # key of verl and its value -> a part of the reason
+    "actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3": "the run uses vLLM",
+    "actor_rollout_ref.rollout.engine_kwargs.trtllm.kv_cache=1": "the run uses vLLM",
+    "actor_rollout_ref.rollout.quantization=fp8": "Atlas A2 does not support FP8",
+    f"{MODEL}.fp8_recipe=delayed": "Atlas A2 does not support FP8",
+    f"{MODEL}.moe_permute_fusion=true": "only Transformer Engine",
+    f"{MODEL}.enable_cuda_graph=true": "ACL graphs",
+    f"{MODEL}.attention_backend=fused": "apex and cuDNN",
+    f"{MODEL}.gradient_accumulation_fusion=true": "apex and cuDNN",
+    f"{MODEL}.context_parallel_algo=ulysses_cp_algo": "ring attention's zigzag",
+    "actor_rollout_ref.actor.optim.exp_avg_dtype=bf16": "TE's FusedAdam",
+    "critic.optim.use_precision_aware_optimizer=true": "TE's FusedAdam",
+    "critic.model.use_fused_kernels=true": "Triton for CUDA",
+    "critic.model.fused_kernel_options.impl_backend=triton": "Triton for CUDA",
+    "global_profiler.tool=nsys": "only NVIDIA GPUs",
+}
+TAKEN = ("actor_rollout_ref.rollout.engine_kwargs.vllm.x=1", f"{MODEL}.context_parallel_algo=megatron_cp_algo",
+         f"{MODEL}.moe_permute_fusion=false", "global_profiler.tool=npu")  # fmt: skip
+
+
+def test_keys_of_verl_are_refused_with_their_reasons_and_all_in_one_error():
+    for word, reason in KEYS.items():
+        with pytest.raises(ConfigError, match=rf"\[verl_overrides\] {word.partition('=')[0]}: .*{reason}"):
+            check(load_config(RlConfig, A2, [f"verl_overrides.{word}"]))
+    check(load_config(RlConfig, A2, [f"verl_overrides.{word}" for word in TAKEN]))
+    with pytest.raises(ConfigError, match=r"FusedAdam .*; memory\.fused_cross_entropy = true: verl"):
+        check(load_config(RlConfig, A2, ["memory.adam_states=compact", "memory.fused_cross_entropy=true"]))
 
 
 def test_settings_without_effect_are_remarks():
@@ -52,6 +65,8 @@ def test_settings_without_effect_are_remarks():
         "metrics engine/running, engine/queued and engine/restarts",
     ]
     assert "a dead engine ends the run" in remarks[0]
+    run = load_config(RlConfig, A2, ["train.max_engine_restarts=0"])
+    assert len(Ascend().remarks(run)) == 2, "restarts are off"
     sft = load_config(SftConfig, ROOT / "configs" / "sft_qwen2.5_7b_a2x8.toml")
     assert Ascend().remarks(sft) == []
 

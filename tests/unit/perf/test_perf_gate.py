@@ -21,11 +21,8 @@ def record(scale: float = 1.0, tokens: float = 1000.0, **changed: Any) -> dict[s
         {"perf/total_num_tokens": tokens, "timing_s/step": s * scale + 5.0, "timing_s/save_checkpoint": 5.0}
         for s in SECONDS
     ]
-    provenance = {
-        "commit": "0123456789",
-        "hardware": {"devices": ["NVIDIA H200"], "used": 2},
-        "settings": {"model": {"fp8": "off"}},
-    }
+    provenance: dict[str, Any] = {"commit": "0123456789", "settings": {"model": {"fp8": "off"}}}
+    provenance["hardware"] = {"devices": ["NVIDIA H200"], "used": 2}
     made = {
         "case": "sft_7b_h200x2",
         "exit_code": 0,
@@ -135,16 +132,6 @@ def test_a_result_has_medians_the_start_and_percentiles_of_the_work():
     assert bench.start_of([{"unix_s": 130.0, **rows[2]}, *rows], 100.0) == {"timing_s/start": 23.0}
     stages = {"timing_s/start": 20.0, "timing_s/start/engines": 12.0}
     assert bench.start_of([{**rows[0], **stages, "unix_s": 130.0}], 100.0) == stages
-
-
-def test_small_differences_of_memory_and_start_do_not_count():
-    def found(rule: Callable[..., list[str]], ours: float, theirs: float) -> bool:
-        one, other = ({"summary": {"memory_gib": x}, "start": {"timing_s/start": x}} for x in (ours, theirs))
-        return bool(rule(one, other))
-
-    memory = (0.44, 0.2), (101.5, 100.0), (103.0, 100.0), (97.0, 100.0), (3.0, 0.0)
-    assert [found(gate.more_memory, *pair) for pair in memory] == [False, False, True, False, False]
-    assert [found(gate.later_start, *pair) for pair in ((19.0, 10.0), (140.0, 100.0), (151.0, 100.0))] == [0, 0, 1]
 
 
 ASKED = "behavior/requests"
