@@ -26,6 +26,11 @@ def test_files_and_reports_are_the_originals(tmp_path: Path):
         assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes()
 
 
+def test_a_file_that_cannot_be_written_is_the_result_of_its_save(tmp_path: Path):
+    (tmp_path / "__1.distcp").mkdir()
+    assert isinstance(write(tmp_path, 3), IsADirectoryError)
+
+
 def test_a_save_whose_writer_is_killed_ends(tmp_path: Path):
     assert Writer([partial(write, tmp_path, 3, 2)]).wait() == "the process that wrote it ended with exit code -9"
 

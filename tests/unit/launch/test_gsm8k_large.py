@@ -41,6 +41,13 @@ def test_question_text_and_marks_change_together():
     }
 
 
+def test_a_number_with_commas_keeps_them():
+    row = variant("Bo has 1,200 pens. Half?", "<<1200/2=600>>600 pens of 1,200 and 1200.\n#### 600", 0)
+    (new,) = values_of(row["question"])
+    assert row["question"] == f"Bo has {new:,} pens. Half?"
+    assert row["answer"] == f"<<{new}/2={new // 2}>>{new // 2} pens of {new:,} and {new}.\n#### {new // 2}"
+
+
 def test_seed_and_question_decide_the_numbers():
     assert variant(QUESTION, ANSWER, 0) == variant(QUESTION, ANSWER, 0) != variant(QUESTION, ANSWER, 1)
     other = QUESTION.replace("Natalia", "Ann")

@@ -59,59 +59,50 @@ def test_a_nodes_place_is_the_users_or_else_slurms(monkeypatch: pytest.MonkeyPat
             nodes.rank_and_head(3, dict([alone]))
 
 
-SFT, RL, NPU = "sft_tiny_cpu", "rl_qwen2.5_32b_h100x16", "rl_qwen2.5_7b_a2x8"
-PYTHON = "'sandbox.python=/opt/a b/python' 'sandbox.preload=[\"pandas\", \"scipy.stats\"]'"
-CHECK, RAY = "python -m retool_mcore preflight ALL", "python -m ray.scripts.scripts start"
-BOX, ENDS = "bash launch/sandbox.sh --socket /s/NAME/sandbox.sock --min-level LEVEL", "--sessions 9 &"
-RAY_ENDS = "--temp-dir RAY --disable-usage-stats --block --num-gpus 8 --object-store-memory 5 &"
-WHERE = "'sandbox.where=[\"unix:///s/NAME/sandbox.sock\"]'"
-COMMANDS = [
-    (SFT, "cluster.nodes=2 cluster.gpus_per_node=4", 1, [
-        CHECK,
-        "python -m retool_mcore.cli.torchrun --nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 "
-        "--master-port 29511 --rdzv-conf timeout=99 launch/sft_mcore.py ALL &",
-    ]),
-    (RL, f"sandbox.workers=33 {PYTHON}", 0, [
-        CHECK,
-        f"{BOX} --workers 33 --processes 3 --python '/opt/a b/python' --preload pandas --preload scipy.stats {ENDS}",
-        f"{RAY} --head --include-dashboard false --node-ip-address 10.0.0.1 --port 7001 {RAY_ENDS}",
-        f"{CHECK} --cluster --wait-s 99",
-        f"python launch/rl.py CONFIG {WHERE} SETTINGS sandbox.python= 'sandbox.preload=[]' &",
-    ]),
-    (RL, "run.platform=cpu model.dtype=float32 sandbox.workers=32", 1, [
-        CHECK,
-        f"{BOX} --workers 32 --processes 2 {ENDS}",
-        f"{RAY} --address 10.0.0.1:7001 --node-ip-address 10.0.0.9 {RAY_ENDS}".replace(" 8 ", " 8 --num-cpus 16 "),
-    ]),
-    (NPU, "cluster.nodes=2 sandbox.workers=1", 1, [
-        CHECK,
-        f"{BOX} --workers 1 --processes 1 {ENDS}",
-        f"{RAY} --address 10.0.0.1:7001 --node-ip-address 10.0.0.9 {RAY_ENDS}".replace(
-            "--num-gpus 8", "--resources '{\"NPU\": 8}'"
-        ),
-    ]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", COMMANDS, ids=lambda case: f"{case[0]} node {case[2]}")
-def test_a_dry_run_shows_what_a_node_would_start(case: Any, monkeypatch: pytest.MonkeyPatch, capsys):
-    name, settings, rank, commands = case
+def test_a_dry_run_shows_what_each_node_would_start(monkeypatch: pytest.MonkeyPatch, capsys):
     env = "TORCH_PORT=29511 NODES_WAIT_S=99 RAY_PORT=7001 NODE_IP=10.0.0.9 SANDBOX_DIR=/s"
     options = ("SANDBOX_OPTIONS=--sessions 9", "RAY_START_OPTIONS=--object-store-memory 5")
     for variable in (*env.split(), *options):
         monkeypatch.setenv(*variable.split("="))
-    arguments = [f"configs/{name}.toml", "run.root=/runs", *shlex.split(settings)]
-    run: Any = load_config(SftConfig if name == SFT else RlConfig, arguments[0], arguments[1:])
-    node = nodes.Node(arguments, run, rank, "10.0.0.1")
-    nodes.show(node, nodes.sft_commands(node) if name == SFT else nodes.rl_commands(node))
-    wanted = "\n".join([f"# The commands of node {rank}:", *commands])
-    for word, value in {
-        "ALL": shlex.join(arguments), "CONFIG": arguments[0], "SETTINGS": shlex.join(arguments[1:]), "NAME": name,
-        "RAY": str(ray_folder_name(run.run.dir, rank)), "LEVEL": "" if name == SFT else run.sandbox.min_level,
-        "\npython ": f"\n{nodes.PYTHON} ",
-    }.items():  # fmt: skip
-        wanted = wanted.replace(word, value)
-    assert capsys.readouterr().out.strip() == wanted
+
+    def shown(name: str, rank: int, *settings: str) -> tuple[str, str, list[str]]:
+        """All arguments, Ray's folder, and the commands."""
+        arguments = [f"configs/{name}.toml", "run.root=/runs", "cluster.nodes=2", *settings]
+        run = load_config(SftConfig if name == "sft_tiny_cpu" else RlConfig, arguments[0], arguments[1:])
+        node = nodes.Node(arguments, run, rank, "10.0.0.1")
+        nodes.show(node, nodes.sft_commands(node) if name == "sft_tiny_cpu" else nodes.rl_commands(node))
+        heading, *commands = capsys.readouterr().out.replace(nodes.PYTHON, "python").strip().splitlines()
+        assert heading == f"# The commands of node {rank}:"
+        return shlex.join(arguments), str(ray_folder_name(run.run.dir, rank)), commands
+
+    words, _, commands = shown("sft_tiny_cpu", 1, "cluster.gpus_per_node=4")
+    assert commands == [
+        f"python -m retool_mcore preflight {words}",
+        "python -m retool_mcore.cli.torchrun --nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 "
+        f"--master-port 29511 --rdzv-conf timeout=99 launch/sft_mcore.py {words} &",
+    ]
+    name = "rl_qwen2.5_32b_h100x16"
+    box = f"bash launch/sandbox.sh --socket /s/{name}/sandbox.sock --min-level namespaces --workers"
+    of_model = ("sandbox.python=/opt/a b/python", 'sandbox.preload=["pandas", "scipy.stats"]')
+    words, ray, commands = shown(name, 0, "sandbox.workers=33", *of_model)
+    config, _, settings = words.partition(" ")
+    assert commands == [
+        f"python -m retool_mcore preflight {words}",
+        f"{box} 33 --processes 3 --python '/opt/a b/python' --preload pandas --preload scipy.stats --sessions 9 &",
+        "python -m ray.scripts.scripts start --head --include-dashboard false --node-ip-address 10.0.0.1 --port 7001 "
+        f"--temp-dir {ray} --disable-usage-stats --block --num-gpus 8 --object-store-memory 5 &",
+        f"python -m retool_mcore preflight {words} --cluster --wait-s 99",
+        f"python launch/rl.py {config} 'sandbox.where=[\"unix:///s/{name}/sandbox.sock\"]' {settings} sandbox.python= "
+        "'sandbox.preload=[]' &",
+    ]
+    for platform, devices in (("cpu", "--num-gpus 8 --num-cpus 16"), ("ascend", "--resources '{\"NPU\": 8}'")):
+        words, ray, commands = shown(name, 1, "sandbox.workers=32", f"run.platform={platform}")
+        assert commands == [
+            f"python -m retool_mcore preflight {words}",
+            f"{box} 32 --processes 2 --sessions 9 &",
+            "python -m ray.scripts.scripts start --address 10.0.0.1:7001 --node-ip-address 10.0.0.9 --temp-dir "
+            f"{ray} --disable-usage-stats --block {devices} --object-store-memory 5 &",
+        ]
 
 
 def test_nodes_share_a_secret_of_ray_that_no_other_user_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
