@@ -125,6 +125,8 @@ def test_an_end_while_ray_starts_is_one_note(monkeypatch: pytest.MonkeyPatch, ca
         command()
     assert caught.value.exit_code == 143
     assert capfd.readouterr().err == "note: ended by SIGTERM. Complete files are kept.\n"
+    with pytest.raises(SystemExit, match=r"^2$"), standard_exit_code():
+        raise SystemExit(2)
 
 
 def test_checkers_end_with_their_parent(tmp_path):

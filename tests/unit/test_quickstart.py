@@ -97,7 +97,6 @@ def test_a_finished_quickstart_ends_with_its_report(tmp_path: Path, capsys: pyte
     assert [each[-2:] for each in cells] == [["0.322", "0.000"], ["0.918", "0.125"], ["0.322", "0.250"]]
     summary = json.loads((root / "summary.json").read_text(encoding="utf-8"))
     assert (summary["seed"], summary["samples_per_problem"], summary["eval_problems"]) == (0, 8, 64)
-    assert (summary["seconds_total"], summary["seconds"]["sft"]) == (674.5, 72.9)
-    assert summary["accuracy"]["tool_rl"] == 0.917969
+    assert [summary["seconds_total"], summary["seconds"]["sft"], summary["accuracy"]["sft"]] == [674.5, 72.9, 0.322266]
     text = (root / "report.html").read_text(encoding="utf-8")
     assert "sft, tool_rl and text_rl" in text and "0.322 → 0.918" in text

@@ -75,7 +75,7 @@ async def test_a_second_wave_takes_the_connections_of_the_first_and_looks_at_its
             answers = await asyncio.gather(*(client.post("/wave") for _ in range(WAVE)))
             assert [answer.text for answer in answers] == ["ok"] * WAVE
         assert server.open == WAVE
-    await asyncio.sleep(0.1)  # until the other end knows
+    await asyncio.sleep(0.1)
     assert server.open == 0
     assert server.connections == WAVE
     assert len(looks) <= 4 * 2 * WAVE  # one pool for all of them looks more than WAVE * WAVE times

@@ -102,9 +102,3 @@ def test_a_run_that_starts_again_waits_for_the_nodes_first(scripts: Scripts):
     node = scripts.start(RL, NODE_RANK="0", RESTARTS="1", **TWO)
     assert node.wait(timeout=300) == 0
     assert scripts.calls()[-4:] == ["cluster", "run", "cluster", "run"]
-
-
-def test_one_node_in_an_allocation_asks_nothing_of_slurm(scripts: Scripts):
-    """As in a container, which has no scontrol."""
-    assert scripts.start(RL_ONE, SLURM_NODEID="1", SLURM_JOB_NODELIST="node-[7-8]").wait(timeout=300) == 0
-    assert scripts.calls() == ["preflight", "service", "run"] and "scontrol" not in scripts.output()

@@ -81,25 +81,18 @@ def wheel_of(folder: Path, name: str, version: str, requires: list[str]) -> None
         wheel.writestr(f"{stem}.dist-info/RECORD", "")
 
 
-def whole_ascend(folder: Path, python: str, *options: str, of: Path = ASCEND_SET) -> subprocess.CompletedProcess[str]:
-    """The set with this package's extra, with stand-ins for what is on no index."""
-    for name, (version, requires) in NOT_ON_THE_INDEX.items():
-        wheel_of(folder, name, version, requires)
-    return compiled(ROOT / "pyproject.toml", "ascend", python, str(of), "--find-links", str(folder), *options)
-
-
 @pytest.mark.parametrize("python", ["3.11", "3.12"])
 def test_the_ascend_set_resolves_with_its_overrides(python: str, tmp_path: Path):
-    found = versions(whole_ascend(tmp_path, python, "--override", str(OVERRIDES)))
-    pins = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins_of(ASCEND_SET)}
+    """With this package's extra, and stand-ins for what is on no index."""
+    for name, (version, requires) in NOT_ON_THE_INDEX.items():
+        wheel_of(tmp_path, name, version, requires)
+    options = (str(ASCEND_SET), "--find-links", str(tmp_path), "--override", str(OVERRIDES))
+    found = versions(compiled(ROOT / "pyproject.toml", "ascend", python, *options))
+    lines = (line.partition("#")[0].strip() for line in ASCEND_SET.read_text(encoding="utf-8").splitlines())
+    pins = {pin.name: str(pin.specifier).removeprefix("==") for pin in map(Requirement, filter(None, lines))}
     assert pins.keys() >= NOT_ON_THE_INDEX.keys()
     assert {name: found[name] for name in pins} == pins
     numpy = Requirement("numpy>=2.0,<2.5").specifier  # numba 0.65 does not import with 2.5
     assert found["numba"] == "0.65.0" and numpy.contains(found["numpy"])
     assert (found["verl"], found["megatron-core"], found["ray"]) == ("0.9.1", "0.16.1", "2.60.0")
     assert "triton" not in found, "it has the module of triton-ascend"
-
-
-def pins_of(file: Path) -> list[Requirement]:
-    lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
-    return [Requirement(line) for line in lines if line]

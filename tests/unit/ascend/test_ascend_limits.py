@@ -30,9 +30,7 @@ def test_settings_without_a_counterpart_are_refused_with_the_reason(case: dict[s
 MODEL = "actor_rollout_ref.actor.megatron.override_transformer_config"
 KEYS = {  # key of verl and its value -> a part of the reason
     "actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3": "the run uses vLLM",
-    "actor_rollout_ref.rollout.engine_kwargs.trtllm.kv_cache=1": "the run uses vLLM",
     "actor_rollout_ref.rollout.quantization=fp8": "Atlas A2 does not support FP8",
-    f"{MODEL}.fp8_recipe=delayed": "Atlas A2 does not support FP8",
     f"{MODEL}.moe_permute_fusion=true": "only Transformer Engine",
     f"{MODEL}.enable_cuda_graph=true": "ACL graphs",
     f"{MODEL}.attention_backend=fused": "apex and cuDNN",

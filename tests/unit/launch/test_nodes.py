@@ -66,7 +66,6 @@ def test_a_dry_run_shows_what_each_node_would_start(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(*variable.split("="))
 
     def shown(name: str, rank: int, *settings: str) -> tuple[str, str, list[str]]:
-        """All arguments, Ray's folder, and the commands."""
         arguments = [f"configs/{name}.toml", "run.root=/runs", "cluster.nodes=2", *settings]
         run = load_config(SftConfig if name == "sft_tiny_cpu" else RlConfig, arguments[0], arguments[1:])
         node = nodes.Node(arguments, run, rank, "10.0.0.1")

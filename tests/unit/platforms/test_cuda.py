@@ -131,10 +131,6 @@ def test_only_visible_gpus_must_be_free(visible: str, busy: str, monkeypatch: py
     monkeypatch.setattr(platform.subprocess, "run", lambda *_, **__: listed)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert get_platform("cuda").only_devices([0]) == {"CUDA_VISIBLE_DEVICES": visible or "0"}, "one of ours"
-    monkeypatch.setattr(listed, "returncode", 9)
-    with pytest.raises(PlatformError, match=r"nvidia-smi failed: 0, GPU-0a"):
-        platform._driver()
-    monkeypatch.setattr(listed, "returncode", 0)
     if busy:
         with pytest.raises(PlatformError, match=rf"another process uses memory of GPU {busy} \(94606 of 143771 MiB\)"):
             platform._driver()

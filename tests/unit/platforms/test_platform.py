@@ -75,13 +75,11 @@ def test_ray_has_logical_gpus_where_all_devices_are_hidden(hidden: str, seen: st
 @pytest.mark.parametrize("name", ["cpu", "cuda", "ascend"])
 def test_a_rank_takes_the_device_of_its_number_and_measures_memory_in_gib(name: str, monkeypatch):
     made: list[Any] = []
-    device = {"set_device": made.append, "synchronize": lambda: made.append("waited"), "device_count": lambda: 5}
-    device["max_memory_allocated"] = lambda: 3 * 2**30
-    monkeypatch.setattr(torch, "npu", SimpleNamespace(**device), raising=False)
-    for function, what in device.items():
-        monkeypatch.setattr(torch.cuda, function, what)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 5)
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", made.append)
+    device = SimpleNamespace(set_device=made.append, synchronize=lambda: made.append("waited"))
+    device.max_memory_allocated, device.device_count = lambda: 3 * 2**30, lambda: 5
+    device.memory = SimpleNamespace(_set_allocator_settings=made.append)
+    for module in ("npu", "cuda", "accelerator"):
+        monkeypatch.setattr(torch, module, device, raising=False)
     monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=3 * 2**20))  # KiB
     (platform := get_platform(name)).set_device(3)
     platform.synchronize()
