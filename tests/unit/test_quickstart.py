@@ -22,7 +22,8 @@ def test_a_start_of_minutes_says_where_it_stands(tmp_path: Path):
     start.begin(tmp_path, "checks")
     start.begin(tmp_path, "engines")
     assert look() == (0, None, "starting the rollout engines")
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 3, "accuracy": 0.5}) + "\n")
+    rows = ({"step": 2, "accuracy": 0.25}, {"step": 3, "accuracy": 0.5})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert look() == (3, 24, "step 3/24, accuracy 0.500")
 
 

@@ -60,9 +60,8 @@ def test_a_nodes_place_is_the_users_or_else_slurms(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_dry_run_shows_what_each_node_would_start(monkeypatch: pytest.MonkeyPatch, capsys):
-    env = "TORCH_PORT=29511 NODES_WAIT_S=99 RAY_PORT=7001 NODE_IP=10.0.0.9 SANDBOX_DIR=/s"
-    options = ("SANDBOX_OPTIONS=--sessions 9", "RAY_START_OPTIONS=--object-store-memory 5")
-    for variable in (*env.split(), *options):
+    env = "TORCH_PORT=29511,NODES_WAIT_S=99,RAY_PORT=7001,NODE_IP=10.0.0.9,SANDBOX_DIR=/s,SANDBOX_OPTIONS=--sessions 9"
+    for variable in (*env.split(","), "RAY_START_OPTIONS=--object-store-memory 5"):
         monkeypatch.setenv(*variable.split("="))
 
     def shown(name: str, rank: int, *settings: str) -> tuple[str, str, list[str]]:

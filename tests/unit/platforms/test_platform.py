@@ -95,8 +95,7 @@ def test_an_evaluations_server_gets_these_arguments():
     options = {"dtype": "bfloat16", "max_running_requests": 64, "tp": 2, "engine_args": args}
     words = "-m sglang.launch_server --host 127.0.0.1 --port 30001 --model-path model --dtype bfloat16 --tp-size 2 "
     words += "--max-running-requests 64 --cuda-graph-backend-prefill full --x-y 1 2 --on --table"
-    _, *found, table = get_platform("cuda").sglang_command("model", 30001, **options)
-    assert (found, table) == (words.split(), '{"a": 1}')
+    assert get_platform("cuda").sglang_command("model", 30001, **options)[1:] == [*words.split(), '{"a": 1}']
     assert "--disable-cuda-graph" in get_platform("cpu").sglang_command("model", 30001, **options)
 
 
