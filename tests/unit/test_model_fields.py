@@ -61,7 +61,7 @@ def test_a_field_that_training_would_ignore_is_refused_by_name(tmp_path: Path, r
 
 
 def test_fields_of_published_files_pass(tmp_path: Path):
-    more = {"sliding_window": 32768, "max_window_layers": 1, "use_sliding_window": False, "use_mrope": False}
+    more = {"sliding_window": 100, "max_window_layers": 1, "use_sliding_window": False, "use_mrope": False}
     check(write(tmp_path / "qwen2", values_of("qwen2", **more)))
     more = {"sliding_window": 4096, "layer_types": ["full_attention"] * 2, "auto_map": None, "logits_scaling": 1.0}
     check(write(tmp_path / "mistral", values_of("mistral", **more)))
@@ -76,6 +76,9 @@ def test_a_default_that_only_transformers_knows_must_be_in_the_file(kind: str):
         del values[name.split(" or ", maxsplit=1)[0]]
         with pytest.raises(ConfigError, match=rf"lacks {name}\. Only transformers knows the default for {kind}"):
             check_fields(values, "model")
+    if kind.startswith("qwen"):
+        with pytest.raises(ConfigError, match="head_dim of model is null"):
+            check_fields(values_of(kind, head_dim=None), "model")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,10 @@ def test_sequences_may_fill_the_sliding_window():
     check_window(values, 100, "model")
     with pytest.raises(ConfigError, match="sliding_window of model is 100"):
         check_window(values, 101, "model")
+    del values["sliding_window"]  # transformers has a default
+    check_window(values, 4096, "model")
+    with pytest.raises(ConfigError, match="sliding_window of model is 4096"):
+        check_window(values, 4097, "model")
 
 
 def test_yarn_reaches_beyond_max_position_embeddings(tmp_path: Path):
@@ -125,8 +132,14 @@ def test_yarn_reaches_beyond_max_position_embeddings(tmp_path: Path):
         check(tmp_path, RlConfig, *response)
     write(tmp_path, values_of("qwen2", rope_scaling=YARN) | {"max_position_embeddings": 131072})
     check(tmp_path, RlConfig, *response)
-    with pytest.raises(ConfigError, match="131072"):  # four times the original length, and not of the whole one
+    with pytest.raises(ConfigError, match=r"= 131072 .*Lower data\.max_length_tokens"):  # not four times that
         check(tmp_path, SftConfig, "data.max_length_tokens=140000", "train.micro_batch_tokens=140000")
+    with pytest.raises(ConfigError, match=r"Lower data\.max_prompt_tokens or rollout\.max_response_tokens"):
+        check(tmp_path, RlConfig, "rollout.max_response_tokens=140000", "train.micro_batch_tokens=150000")
+    write(tmp_path, values_of("qwen2", rope_scaling=YARN | {"attention_factor": 1.5}))
+    check(tmp_path)
+    with pytest.raises(ConfigError, match=r"SGLang ignores these fields .* SFT supports it"):
+        check(tmp_path, RlConfig)
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.self_attn.o_proj.bias", "model.mtp.0.norm.weight"])
@@ -140,6 +153,19 @@ def test_a_tensor_that_is_missing_is_an_error(tmp_path: Path):
     write(tmp_path, values_of("qwen2"), **{"model.layers.0.self_attn.q_proj.bias": None, "lm_head.weight": None})
     with pytest.raises(CheckpointError, match=r"lacks lm_head\.weight, model\.layers\.0\.self_attn\.q_proj\.bias"):
         check(tmp_path)
+
+
+def test_the_tensors_of_a_family_are_those_of_its_files():
+    """Written out, because the checkpoints of the other tests are made from trained_tensors."""
+    layer = {
+        "input_layernorm": (64,), "post_attention_layernorm": (64,), "self_attn.q_proj": (96, 64),
+        "self_attn.k_proj": (48, 64), "self_attn.v_proj": (48, 64), "self_attn.o_proj": (64, 96),
+        "self_attn.q_norm": (24,), "self_attn.k_norm": (24,), "mlp.gate": (1, 64), "mlp.experts.0.gate_proj": (48, 64),
+        "mlp.experts.0.up_proj": (48, 64), "mlp.experts.0.down_proj": (64, 48),
+    }  # fmt: skip
+    of_layers = {f"model.layers.{at}.{name}.weight": shape for at in (0, 1) for name, shape in layer.items()}
+    whole = {"model.embed_tokens.weight": (272, 64), "model.norm.weight": (64,), "lm_head.weight": (272, 64)}
+    assert trained_tensors(values_of("qwen3_moe", head_dim=24, num_experts=1)) == whole | of_layers
 
 
 def test_a_tied_models_second_copy_is_taken_if_it_is_one(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from safetensors.numpy import save_file
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
-from retool_mcore.model.shape import shape_of_config
+from retool_mcore.model.files import file_hash, is_hub_name, shape_of_model
+from retool_mcore.model.shape import PUBLISHED, ModelShape, shape_of_config, token_memory
 from retool_mcore.model.tensors import trained_tensors
 from tests.families import FAMILIES, write_hub_cache
 
 SHAPE = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 96, "vocab_size": 272,
     "max_position_embeddings": 32768,
 }  # fmt: skip
@@ -46,7 +48,8 @@ def check(folder: Path, more: dict[str, Any], *settings: str) -> None:
 
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])  # as published, as transformers 5 writes it
 def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
-    check(tmp_path, MOE | {name: 16}, "experts.load_balancing={aux_loss=0.001}")
+    longest = ("data.max_length_tokens=32768", "train.micro_batch_tokens=32768")
+    check(tmp_path, MOE | {name: 16}, "experts.load_balancing={aux_loss=0.001}", *longest)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,9 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
         ({}, (), r"parallel\.ep = 8 distributes experts, but .* has none"),
         (MOE | {"num_experts": 12}, (), r"parallel\.ep = 8 distributes experts, but .* has 12\. "),
         (EXPERTS, ("parallel.tp=4", "parallel.ep=2"), "parallel.tp = 4 does not divide the 2 key-value heads"),
+        ({}, (DENSE, "parallel.tp=8"), "parallel.tp = 8 does not divide the 4 attention heads"),
+        ({}, (DENSE, "parallel.pp=8"), "parallel.pp = 8 does not divide the 3 layers"),
+        ({}, (DENSE, "parallel.etp=2"), r"parallel\.etp = 2: .* has no experts"),
         (
             {},
             (DENSE, "experts.load_balancing={aux_loss=0.1}"),
@@ -65,7 +71,7 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
             ("parallel.ep=1", "parallel.etp=8"),
             r"parallel\.etp = 8 does not divide the 44 hidden units of an expert",
         ),
-        (EXPERTS, LONG, "sequences of 40000 tokens exceed max_position_embeddings = 32768"),
+        (EXPERTS, LONG, r"sequences of 40000 tokens exceed max_position_embeddings = 32768 .*Lower data\.max_len"),
     ],
 )
 def test_a_layout_that_does_not_fit_the_model_is_one_error(
@@ -75,22 +81,64 @@ def test_a_layout_that_does_not_fit_the_model_is_one_error(
         check(tmp_path, experts, *settings)
 
 
-def test_router_replay_is_for_experts(tmp_path: Path):
+def test_router_replay_is_for_experts_and_an_engine_splits_its_heads(tmp_path: Path):
     write_model(tmp_path, SHAPE)
+    eight = [f"model.path={tmp_path}", "rollout.engine_tp=8"]
+    with pytest.raises(ConfigError, match=r"rollout\.engine_tp = 8 does not divide the 4 attention heads"):
+        check_model(load_config(RlConfig, "configs/rl_qwen2.5_7b_h200x8.toml", eight))
     settings = [f"model.path={tmp_path}", "algorithm.router_replay=R2"]
     with pytest.raises(ConfigError, match=r"algorithm\.router_replay = 'R2': .* has no experts"):
         check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings))
 
 
-def test_without_a_number_of_key_value_heads_each_head_has_its_own():
-    values = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
-    assert shape_of_config(values).kv_heads == 4
+def test_a_shape_is_read_from_its_fields_and_their_defaults():
+    dense = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
+    sizes = {"layers": 3, "hidden": 64, "heads": 4, "vocab": 272}
+    assert shape_of_config(dense) == ModelShape(**sizes, kv_heads=4, head_dim=16, ffn=96, tied=False)
+    moe = SHAPE | EXPERTS | {"head_dim": 24, "tie_word_embeddings": True}
+    assert shape_of_config(moe) == ModelShape(
+        **sizes, kv_heads=2, head_dim=24, ffn=48, tied=True, experts=16, experts_per_token=2
+    )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_familys_shape_gives_its_published_size(name: str):
-    values, millions = FAMILIES[name]
-    assert shape_of_config(values).params / 1e6 == pytest.approx(millions, rel=0.005)
+def test_parameters_and_memory_by_hand():
+    """A layer has 4 * 3 * 2 * 3 = 72 weights in attention, and 60 in its MLP or in an expert."""
+    dense = ModelShape(layers=2, hidden=4, heads=2, kv_heads=1, head_dim=3, ffn=5, vocab=7, tied=False)
+    moe = replace(dense, experts=6, experts_per_token=2)
+    assert (dense.layer_params, moe.layer_params) == (72 + 60, 72 + 6 * 60 + 6 * 4)
+    assert (dense.params, replace(dense, tied=True).params) == (2 * 132 + 2 * 28, 2 * 132 + 28)
+    assert (dense.compute_params, moe.compute_params) == (2 * 132 + 28, 2 * (72 + 2 * 60 + 6 * 4) + 28)
+    assert [dense.engine_bytes(fp8=fp8) for fp8 in (False, True)] == [2 * 320, 2 * 320 - 264]
+    assert (dense.largest_matrix, replace(dense, ffn=9).largest_matrix) == (4 * 3 * (2 + 2), 4 * 2 * 9)
+    assert dense.adapter_params(2, ["k_proj", "o_proj", "down_proj"], tp=2) == 2 * (4 + 1.5 + 4 + 3 + 4 + 2.5)
+    assert (dense.kept_bytes, moe.kept_bytes) == (2 * (8 + 12 + 6 + 15), 2 * (8 + 12 + 6 + 30))
+    assert (dense.fp8_values, moe.fp8_values) == (6 + 5, 6 + 10)
+    assert [dense.kv_bytes(fp8=fp8) for fp8 in (False, True)] == [24, 12]
+    for fused, logit_bytes in ((True, 4), (False, 14)):
+        assert token_memory(dense, fused_cross_entropy=fused) == (1 + logit_bytes * 7 / 82, 8 / 82)
+
+
+def test_the_shapes_of_published_models_have_their_published_size_and_are_found_by_name(tmp_path: Path):
+    qwen25, qwen3 = (494, 1544, 3086, 7616, 14770, 32764, 72706), (596, 1721, 4022, 8191, 14768, 32762, 30532)
+    assert [shape.params / 1e6 for shape in PUBLISHED.values()] == pytest.approx([*qwen25, *qwen3], rel=0.003)
+    active = PUBLISHED["Qwen3-30B-A3B"]
+    assert active.compute_params + active.head_params == pytest.approx(3.35e9, rel=0.003)
+    for path, name in (("runs/sft_qwen2.5_7b/export", "2.5-7B"), ("Qwen/Qwen2.5-72B-Instruct", "2.5-72B")):
+        assert shape_of_model(path) is PUBLISHED[f"Qwen{name}"]
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))  # a plan comes before the weights
+    assert shape_of_model(str(tmp_path)) == shape_of_config(SHAPE)
+    with pytest.raises(ConfigError, match=r"the shape of model\.path = 'runs/mine' is unknown"):
+        shape_of_model("runs/mine")
+    paths = ("owner/name", "runs/mine", "./mine", "/mine", "a/b/c", "mine")
+    assert [path for path in paths if is_hub_name(path)] == ["owner/name"]
+
+
+def test_a_files_hash_covers_its_size_and_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("retool_mcore.model.files.ENDS_BYTES", 4)
+    texts = ("0123456789", "X123456789", "012X456789", "012345X789", "012345678X", "01234_56789")
+    hashes = {file_hash(path) for text in texts if (path := tmp_path / text).write_text(text)}
+    assert len(hashes) == len(texts)
+    assert file_hash(tmp_path / "none") == "missing"
 
 
 def test_the_tensors_of_a_hub_name_in_the_cache_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
