@@ -41,8 +41,10 @@ def test_tokens_template_and_ends_are_the_files(made, tokenizer):
     assert [len(found.encode(mark, add_special_tokens=False)) for mark in TOOL_MARKS] == [1] * len(TOOL_MARKS)
     assert found.chat_template == tokenizer.chat_template
     assert (found.eos_token_id, found.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert found.bos_token is None, "the file asks for none"
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    assert (generation["pad_token_id"], generation.get("bos_token_id")) == (tokenizer.pad_token_id, None)
     assert default_protocol(found) == "hermes"
 
 
@@ -50,6 +52,12 @@ def test_training_takes_the_folder(made):
     values = json.loads((made[0] / "config.json").read_text())
     assert values["_model_name_or_path"] == MODEL_NAME  # transformers' own, from the file
     check_fields(values, str(made[0]))
+    ids = load_tokenizer(str(made[0]))
+    assert [values.get(f"{name}_token_id") for name in ("eos", "pad", "bos")] == [
+        ids.eos_token_id,
+        ids.pad_token_id,
+        None,
+    ]
 
 
 def test_weights_are_the_files(made, model_dir):

@@ -19,11 +19,13 @@ TENSORS = {
 MODEL_NAME = "Coin 0.1B Instruct"  # published files have one, and it gets into config.json
 
 
-def write_gguf(folder: Path, file: Path, *, eos: str = END_OF_TURN, output_noise: float | None = None) -> None:
+def write_gguf(
+    folder: Path, file: Path, *, eos: str = END_OF_TURN, pre: str = "qwen2", output_noise: float | None = None
+) -> dict[str, Any]:
     """The model of a Hugging Face folder as GGUF, in float32.
 
     ``output_noise``: the output matrix is the embedding's, changed by this share, as a second
-    quantisation changes it. None keeps its own.
+    quantisation changes it. None keeps its own. Returns the weights by their names in the folder.
     """
     import gguf
 
@@ -47,7 +49,7 @@ def write_gguf(folder: Path, file: Path, *, eos: str = END_OF_TURN, output_noise
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in backend["model"]["merges"]])
@@ -71,3 +73,4 @@ def write_gguf(folder: Path, file: Path, *, eos: str = END_OF_TURN, output_noise
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return weights

@@ -10,14 +10,15 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
 from retool_mcore.data.chat import normalised_messages, render
-from retool_mcore.data.convert import Conversion, convert_sft
-from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
+from retool_mcore.data.convert import Conversion, convert_sft, read_turns
+from retool_mcore.data.files import read_jsonl, read_rows
 from retool_mcore.data.prompt_format import QUESTION_HEADER, RETOOL_INSTRUCTION
 from retool_mcore.data.sft import load_sft
-from retool_mcore.data.tool import CODE_INTERPRETER
+from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.data.verify import answer_problem, format_problem
 from retool_mcore.errors import DataError
 from tests.unit.data.commands import refused, succeed
+from tests.unit.rollout.scripted_engine import Prints
 
 FORMS = {row["name"]: row["value"] for _, row in read_jsonl(Path(__file__).with_name("conversations.jsonl"))}
 PROBLEM = "What is 2 + 2?"
@@ -32,10 +33,6 @@ CALL = {"name": "code_interpreter", "arguments": {"code": CODE}}
 CONVERTED = {**FORMS["CONVERTED"], "tools": [CODE_INTERPRETER]}
 USER = {"role": "user", "content": PROBLEM}
 FINAL = {"role": "assistant", "content": "So it is \\boxed{4}."}
-
-
-def call_of(call_id: str, name: str, **arguments: object) -> dict:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
 async def convert(rows, protocol: Any = "hermes", truth="answer", sandbox=None):
@@ -81,9 +78,21 @@ def test_each_form_gives_the_same_row(tmp_path, row):
     assert (tool["role"], tool["content"], final["content"]) == ("tool", "4", FINAL["content"])
 
 
+def test_several_calls_in_a_text_of_sharegpt_are_one_turn():
+    other = {"name": "code_interpreter", "arguments": {"code": "print(5)"}}
+    text = "\n".join(["Two.", *(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in (CALL, other)), "Wait."])
+    results = [{"from": "observation", "value": value} for value in ("4", "5")]
+    read = read_turns([SHAREGPT[1], {"from": "gpt", "value": text}, *results, SHAREGPT[-1]])
+    calls = [{"type": "function", "function": call} for call in (CALL, other)]
+    assert read[1] == {"role": "assistant", "content": "Two.\nWait.", "tool_calls": calls}
+    assert [(turn["role"], turn["content"]) for turn in read[2:4]] == [("tool", "4"), ("tool", "5")]
+
+
 async def test_the_raw_and_the_converted_form_become_each_other():
     report = await convert([RAW])
     assert report.rows == [{"messages": CONVERTED["messages"], "tools": [CODE_INTERPRETER], "ground_truth": "4"}]
+    replaced = "user turns whose instructions from other data sets are replaced by ours (--as-is keeps them)"
+    assert report.notes == {replaced: 1}
     (row,) = (await convert([CONVERTED], protocol="retool")).rows
     assert row["tools"] is None
     assert row["messages"] == [
@@ -91,6 +100,13 @@ async def test_the_raw_and_the_converted_form_become_each_other():
         {"role": "assistant", "content": INLINE},
     ]
     assert (await convert([{**row, "answer": "4"}])).rows[0]["messages"] == CONVERTED["messages"]
+    calls = [tool_call(code) for code in ("print(1)", "print(2)")]
+    results = [{"role": "tool", "content": text} for text in ("1", "2")]
+    both = [USER, {"role": "assistant", "content": "Two.", "tool_calls": calls}, *results, {**FINAL, "weight": 1}]
+    blocks = [f"<code>\n```python\nprint({n})\n```\n</code>\n<interpreter>\n{n}\n</interpreter>\n" for n in (1, 2)]
+    (row,) = (await convert([{"messages": both, "answer": "4"}], protocol="retool")).rows
+    text = f"Two.\n{blocks[0]}\n{blocks[1]}So it is\n{ANSWER}"
+    assert row["messages"][1] == {"role": "assistant", "content": text, "weight": 1}
 
 
 def test_an_output_in_markdown_is_a_result_and_needs_code_before_it(tmp_path):
@@ -110,7 +126,7 @@ def test_an_output_in_markdown_is_a_result_and_needs_code_before_it(tmp_path):
 def test_openais_older_forms_are_read_and_two_calls_with_one_id_keep_their_results():
     turns = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "2+5"}, {"type": "text", "text": "is?"}]},
+        {"role": "user", "content": [{"type": "text", "text": "2+5"}, {"type": "input_text", "text": "is?"}]},
         {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}},
         {"role": "function", "content": "7"},
     ]
@@ -151,15 +167,17 @@ def test_calls_of_own_tools_are_kept_and_trained_on(tmp_path, tokenizer):
     assert trained.index('"thing": "pen"') < trained.index('"thing": "box"')
 
 
-def test_as_is_keeps_user_turns_and_no_box_accepts_any_answer(tmp_path):
-    talk = [*SHOP[:-1], {"role": "assistant", "content": "That is 17."}, {"role": "user", "content": "Thanks."},
-            {"role": "assistant", "content": "Welcome."}]  # fmt: skip
-    row = {"messages": talk, "tools": [LOOKUP, CODE_INTERPRETER]}
-    result, _ = convert_file(tmp_path, row)
+def test_the_question_stays_as_it_is_with_as_is_no_box_a_box_in_the_prompt_or_a_second_question(tmp_path):
+    tools = [LOOKUP, CODE_INTERPRETER]
+    unboxed = [*SHOP[:-1], {"role": "assistant", "content": "That is 17."}]
+    several = [*SHOP, {"role": "user", "content": "Sure?"}, SHOP[-1]]
+    told = [{"role": "system", "content": "Use \\boxed{}."}, *SHOP[1:]]
+    result, _ = convert_file(tmp_path, {"messages": unboxed, "tools": tools})
     assert result.exit_code == 2 and "--no-box" in result.output
-    result, (made,) = convert_file(tmp_path, row, options=("--no-box", "--as-is"))
-    assert [made["messages"][index]["content"] for index in (1, -2, -1)] == [SHOP[1]["content"], "Thanks.", "Welcome."]
-    assert "get a line" not in result.output
+    for talk, option in ((unboxed, "--no-box"), (several, "--box"), (told, "--box"), (SHOP, "--as-is")):
+        result, (made,) = convert_file(tmp_path, {"messages": talk, "tools": tools}, options=(option,))
+        asked = [[turn["content"] for turn in turns if turn["role"] == "user"] for turns in (talk, made["messages"])]
+        assert asked[0] == asked[1] and "get a line" not in result.output
 
 
 def test_the_option_names_another_interpreter_and_the_error_suggests_it(tmp_path):
@@ -195,6 +213,19 @@ def test_a_marked_turn_has_no_loss(tmp_path, tokenizer, key):
     assert trained_text(tmp_path, tokenizer) == f"{FINAL['content']}<|im_end|>"
 
 
+async def test_a_row_with_an_empty_column_of_tools_and_no_calls_offers_none():
+    talk = {"messages": [USER, FINAL], "answer": "4"}
+    report = await convert([talk, {**talk, "tools": []}, {"messages": OPENAI, "tools": [], "answer": "4"}])
+    assert [row["tools"] for row in report.rows] == [[CODE_INTERPRETER], None, [CODE_INTERPRETER]]
+
+
+async def test_every_snippet_is_executed_and_its_output_compared():
+    report = await convert([CONVERTED, CONVERTED], truth="", sandbox=Prints(["4\n", "4.0", "4\n", "4.1"]))
+    (reject,) = report.rejects
+    assert (reject["where"], reject["stage"], len(report.rows)) == ("file, row 1", "execution", 1)
+    assert reject["reason"] == "call 2 prints '4.1', but the trace shows '4.0'"
+
+
 # ------------------------------------------------------- what is refused or rejected
 
 
@@ -213,7 +244,7 @@ def test_a_key_with_a_meaning_is_used_or_refused(message, problem):
 
 @pytest.mark.parametrize(("results", "problem"), refused_turns("results"))
 def test_conversion_and_training_refuse_results_without_their_call(tmp_path, tokenizer, results, problem):
-    calls = [call_of("a", "code_interpreter", code="1"), call_of("b", "code_interpreter", code="2")]
+    calls = [{**tool_call("print()"), "id": call_id} for call_id in ("a", "b")]
     turns = [USER, {"role": "assistant", "content": "", "tool_calls": calls},
              *({"role": "tool", "content": "1", **result} for result in results), FINAL]  # fmt: skip
     result, _ = convert_file(tmp_path, {"messages": turns})
@@ -231,16 +262,12 @@ def test_a_row_with_an_unknown_turn_is_rejected_with_the_reason(tmp_path, turn, 
     assert reason in reject["reason"] and reject["messages"] == bad
 
 
-def test_training_refuses_a_conversation_that_the_assistant_starts(tmp_path, tokenizer):
-    write_parquet(tmp_path / "in.parquet", [{"messages": [FINAL, USER, FINAL], "tools": None}])
-    with pytest.raises(DataError, match=r"in\.parquet, row 0, column messages: the conversation starts"):
-        load_sft([str(tmp_path / "in.parquet")], tokenizer, 10_000)
-
-
 def test_protocol_retool_does_not_support_own_tools(tmp_path):
     row = {"messages": SHOP, "tools": [LOOKUP, CODE_INTERPRETER]}
     result, _ = convert_file(tmp_path, row, options=("--protocol", "retool"))
     assert result.exit_code == 2 and "protocol retool does not support the tools lookup" in result.output
+    result, _ = convert_file(tmp_path, {"messages": [*OPENAI, USER, FINAL]}, options=("--protocol", "retool"))
+    assert result.exit_code == 2 and "protocol retool does not support several user turns" in result.output
 
 
 @pytest.mark.parametrize(("protocol", "tag"), [("hermes", "</tool_call>"), ("retool", "</code>")])
@@ -305,12 +332,18 @@ def test_a_file_with_rows_of_several_splits_needs_a_choice(tmp_path):
 
 def test_a_format_problem_states_the_message_and_the_rule():
     calling = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
-    tool = {"role": "tool", "content": "1"}
+    tool, marked = {"role": "tool", "content": "1"}, {"role": "assistant", "content": "a </tool_response>"}
     assert format_problem([USER, calling, tool, tool, FINAL]) is None
+    assert format_problem([USER, {"role": "assistant", "content": "\\boxed{4}, so \\boxed{4}."}]) is None
     for messages, problem in [
         ([USER, USER], "message 1 is a user turn instead of an assistant turn"),
-        ([USER, calling, tool, tool], "does not end with an assistant turn without calls"),
+        ([USER, calling, tool, tool, USER, FINAL], "message 4 is a user turn instead of an assistant turn"),
+        ([USER, calling, tool], "the last 2 calls have 1 results"),
+        ([USER, calling, tool, tool], "it does not end with an assistant turn without calls"),
+        ([USER, calling], "it does not end with an assistant turn without calls"),
+        ([USER, {**calling, **FINAL}, tool, tool, FINAL], "message 1 has both an answer and a call"),
         ([USER, FINAL, FINAL], "message 2 is a second assistant turn in a row"),
+        ([USER, marked, USER, FINAL], "message 1 contains markup as text"),
     ]:
-        assert problem in (format_problem(messages) or "none"), messages
+        assert format_problem(messages) == problem
     assert "no answer" in (answer_problem([USER, {"role": "assistant", "content": "x"}], "1") or "")

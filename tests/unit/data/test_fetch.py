@@ -55,14 +55,19 @@ def test_training_reads_the_files_and_existing_ones_are_kept(hub: Path, tmp_path
     out = tmp_path / "data"
     out.mkdir()
     (out / "aime_2025.parquet").write_text("mine")
-    assert "aime_2025.parquet already exist" in succeed("fetch", out, "--local", hub)
+    (out / "retool_sft_train.parquet").write_text("of an interrupted command")
+    output = succeed("fetch", out, "--local", hub).replace("\n", " ")
+    assert "aime_2025.parquet already exist" in output
     assert (out / "aime_2025.parquet").read_text() == "mine"
     problems = [row["prompt"][-1]["content"] for _, row in read_rows(out / "dapo_math_17k.parquet", ("prompt",))]
     assert len(problems) == 12 and "What is 3 times 3?" in problems[3]
-    ((_, row),) = read_rows(out / "aime_2024.parquet", ("reward_model", "data_source"))
+    ((_, row),) = read_rows(out / "aime_2024.parquet", ("reward_model", "data_source", "extra_info"))
     assert (row["reward_model"]["ground_truth"], row["data_source"]) == ("70", "aime_2024")
+    assert row["extra_info"]["split"] == "test"
     train, val = (list(read_rows(out / f"retool_sft_{part}.parquet", ("messages",))) for part in ("train", "val"))
     assert len(train) + len(val) == 41 and 4 <= len(val) <= 5
+    counts = f"{len(train)} rows in {out}/retool_sft_train.parquet; {len(val)} rows in {out}/retool_sft_val.parquet"
+    assert f"JoeYing/ReTool-SFT: {counts}" in output
     require_disjoint(str(out / "retool_sft_train.parquet"), str(out / "retool_sft_val.parquet"))
 
 
@@ -74,13 +79,14 @@ def test_a_missing_set_is_one_error_with_the_place_for_a_copy(hub: Path, tmp_pat
     assert (tmp_path / "data" / "aime_2024.parquet").exists()
 
 
-def test_at_most_a_tenth_is_held_out_independently_of_the_order():
+def test_at_most_a_tenth_and_a_hundred_rows_are_held_out_independently_of_the_order():
     rows = [trace(f"What is {n % 30} + 1?") for n in range(90)]
     train, val = training_and_validation(rows)
     assert len(train) + len(val) == 90 and len(val) == 9
     problems = [{row["messages"][0]["content"] for row in part} for part in (train, val)]
     assert not problems[0] & problems[1]
     assert training_and_validation(rows[::-1])[1] == val[::-1]
+    assert len(training_and_validation([trace(f"What is {n} + 1?") for n in range(1100)])[1]) == 100
 
 
 def test_gsm8k_has_both_splits_and_no_socratic_copy(tmp_path: Path):
@@ -94,3 +100,5 @@ def test_gsm8k_has_both_splits_and_no_socratic_copy(tmp_path: Path):
         rows = [row for _, row in read_source(str(tmp_path / f"data/gsm8k/{split}.jsonl"))]
         assert rows == [{"question": f"main {split}?", "answer": f"#### {number}"}]
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["gsm8k"]
+    output = refused("fetch", tmp_path / "data", "--only", "gsm8k")
+    assert "Unknown data set --only gsm8k. Choose one of: JoeYing/ReTool-SFT, " in output.replace("\n", " ")

@@ -1,6 +1,7 @@
 """`retool data lint`, `split` and `--part`: no problem is in two files, whatever surrounds it."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,17 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
 from retool_mcore.config import RlConfig, load_config
-from retool_mcore.data.files import read_jsonl, read_rows, write_parquet
-from retool_mcore.data.leaks import shared_problems
-from retool_mcore.data.lint import lint_file, read_problem_rows, require_disjoint
+from retool_mcore.data.chat import render
+from retool_mcore.data.files import read_jsonl, read_rows, read_source, write_parquet
+from retool_mcore.data.leaks import normalised, shared_problems
+from retool_mcore.data.lint import FileLint, lint_file, overlap_lines, read_problem_rows, require_disjoint
 from retool_mcore.data.prompt_format import QUESTION_HEADER, WRAPPERS, unwrap
 from retool_mcore.data.rl import rl_row
-from retool_mcore.data.split import part_of
+from retool_mcore.data.split import part_of, rows_of_part
 from retool_mcore.data.tasks import TaskSpec, make_task
 from retool_mcore.errors import DataError
 from retool_mcore.preflight import inputs
-from retool_mcore.rollout.protocol import Retool
+from retool_mcore.rollout.protocol import Hermes, Retool
 from tests.plain_chatml import with_template
 from tests.unit.data.commands import refused, succeed
 
@@ -53,28 +55,36 @@ def wrapped(name: str, problem: str) -> str:
 # ------------------------------------------------------- findings in one file
 
 
-def test_the_quickstarts_data_is_clean(tmp_path):
-    make_task(tmp_path, seed=1, spec=TaskSpec(sft_train=60, sft_val=20, rl_train=30, rl_val=10, eval=20))
-    files = [str(tmp_path / f"{name}.parquet") for name in ("sft_train", "sft_val", "rl_train", "rl_val", "eval")]
-    output = succeed("lint", *files, "--model", tmp_path / "model", "--max-tokens", "150").replace("\n", " ")
-    assert "error" not in output
-    assert "0 rows (0.0%) are over 150 tokens" in output and "of the tokens carry loss" in output
-    assert "no files share a problem" in output
+def test_notes_count_repeats_lengths_and_loss(tmp_path, tokenizer):
+    problems = [f"What is {'1' * number}?" for number in range(1, 11)]
+    problems.append(problems[-1].lower().replace("is", " is"))
+    talks = [
+        [{"role": "user", "content": problem}, {"role": "assistant", "content": "7" * (1 + at % 2)}]
+        for at, problem in enumerate(problems)
+    ]
+    write_parquet(tmp_path / "a.parquet", [{"messages": talk, "tools": None} for talk in talks])
+    rendered = [render(talk, None, tokenizer) for talk in talks]
+    tokens, loss = sorted(map(len, rendered)), [sum(row.loss_mask) for row in rendered]
+    lint = lint_file(str(tmp_path / "a.parquet"), tokenizer, max_tokens=tokens[8])
+    assert lint.errors == []
+    assert lint.notes == [
+        "1 of 11 rows repeat a problem (one occurs 2 times)",
+        f"tokens per row: min {tokens[0]}, 10 % {tokens[1]}, median {tokens[5]}, 90 % {tokens[9]}, 99 % {tokens[10]}, "
+        f"max {tokens[10]}; {sum(tokens)} in total",
+        f"{sum(each > tokens[8] for each in tokens)} rows (18.2%) are over {tokens[8]} tokens",
+        f"{sum(loss) / sum(tokens):.1%} of the tokens carry loss ({min(loss)} in the row with the fewest)",
+    ]
 
 
-def test_repeats_and_lengths_are_counted(tmp_path, tokenizer):
-    path = sft_file(tmp_path / "a.parquet", "What is 1 + 1?", "what is  1+1?", "What is 2 + 2?")
-    lint = lint_file(path, tokenizer, max_tokens=5)
-    assert lint.errors == [] and sum(lint.loss_tokens) < sum(lint.lengths_tokens)
-    assert lint.notes[0] == "1 of 3 rows repeat a problem (one occurs 2 times)"
-    assert lint.notes[2] == "3 rows (100.0%) are over 5 tokens"
-
-
-def test_prompts_for_a_model_without_tool_turns_are_measured_inline(tmp_path, tokenizer):
-    plain = with_template(tokenizer)
-    lint = lint_file(rl_file(tmp_path / "rl.parquet", "What is 2 + 2?"), plain, None)
-    inline = Retool(plain).prompt_ids([{"role": "user", "content": "What is 2 + 2?"}])
-    assert (lint.errors, lint.lengths_tokens) == ([], [len(inline)])
+def test_prompts_are_measured_as_the_model_gets_them(tmp_path, tokenizer):
+    question, plain = "What is 2 + 2?", with_template(tokenizer)
+    (tmp_path / "plain.jsonl").write_text(json.dumps({"problem": question, "answer": "4"}))
+    inline = Retool(plain).prompt_ids([{"role": "user", "content": question}])
+    calling = Hermes(tokenizer).prompt_ids(rl_row(question, "4", "x", "train", 0)["prompt"])
+    for path in (rl_file(tmp_path / "rl.parquet", question), str(tmp_path / "plain.jsonl")):
+        for model, prompt in ((plain, inline), (tokenizer, calling)):
+            lint = lint_file(path, model, None)
+            assert (lint.errors, lint.lengths_tokens) == ([], [len(prompt)])
     make_task(tmp_path / "task", seed=1, spec=TaskSpec(sft_train=60, sft_val=20, rl_train=30, rl_val=10, eval=20))
     (error,) = lint_file(str(tmp_path / "task" / "sft_train.parquet"), plain, None).errors
     assert "rows like this one cannot be rendered" in error
@@ -91,6 +101,15 @@ def test_unusable_rows_are_errors(tmp_path, tokenizer):
     (tmp_path / "plain.jsonl").write_text("\n".join(map(json.dumps, rows)))
     lint = lint_file(str(tmp_path / "plain.jsonl"), None, None)
     assert len(lint.problems) == 1 and "line 2, column answer" in lint.errors[0]
+    untrained = {"role": "assistant", "content": "2", "weight": 0}
+    talk = [{"role": "user", "content": "1 + 1?"}, untrained, {"role": "user", "content": "2 + 2?"}, untrained]
+    truths = [{"ground_truth": 4}, {"reward_model": {"ground_truth": "\\frac{"}}, {}]
+    (tmp_path / "sft.jsonl").write_text("\n".join(json.dumps({"messages": talk, **truth}) for truth in truths))
+    lint = lint_file(str(tmp_path / "sft.jsonl"), tokenizer, None)
+    assert lint.problems == ["1 + 1?"] * 3
+    number, _, cut, *_ = errors = [error.partition(", ")[2] for error in lint.errors]
+    assert number == "line 1: the ground truth is 4, not text" and cut.startswith("line 2: no answer can be compared")
+    assert [errors[at] for at in (1, 3, 4)] == [f"line {n}: no token carries loss" for n in (1, 2, 3)]
 
 
 # ------------------------------------------------------- the same problem in two files
@@ -108,6 +127,22 @@ def test_a_validation_set_may_share_at_most_a_tenth_of_its_problems(tmp_path):
         require_disjoint(train, "owner/name")
     result = CliRunner().invoke(app, ["lint", train, train])
     assert result.exit_code == 1 and "error:" in result.output
+
+
+def test_lint_reports_what_two_files_share():
+    table, near = TABLE.format(10, 3), f"Dear reader, hear this. {TABLE.format(10, 3)}"
+    first = FileLint("a", problems=[*SUMS, table, SUMS[3].lower()])
+    assert overlap_lines([first, FileLint("b", problems=[SUMS[3], near, *DIFFERENCES[:18]])]) == (
+        [
+            "b: 2 of 20 problems are in a: 1 with the same text, 1 nearly the same",
+            "  100%: 'What is 3 + 3?' matches 'What is 3 + 3?' in the first file",
+            f"  100%: '{near[:70]}...' matches '{table[:70]}...' in the first file",
+        ],
+        False,
+    )
+    lines, leaks = overlap_lines([first, FileLint("c", problems=[*SUMS[:5], *DIFFERENCES[:15]])])
+    assert leaks and lines[0] == "error: c: 5 of 20 problems are in a: 5 with the same text" and len(lines) == 4
+    assert overlap_lines([first, FileLint("d", problems=DIFFERENCES)]) == (["no files share a problem"], False)
 
 
 def test_training_files_are_compared_part_by_part(tmp_path, monkeypatch):
@@ -170,6 +205,8 @@ def test_near_duplicates_are_found_and_other_problems_are_not():
     first, second = (f"{table} Each of them plays {n} rounds of cards." for n in (7, 8))
     (pair,) = shared_problems([first], [second, f"Dear reader, hear this. {first}"])
     assert pair.score < 1
+    same = "\\[\\left| X \\right|\\] ＝ $2$, \\leftarrow"  # with a wide sign
+    assert normalised(same) == "|x|=2,\\leftarrow"
 
 
 def test_an_unknown_instruction_in_many_problems_is_ignored():
@@ -187,6 +224,8 @@ def test_unwrap_strips_each_known_instruction_at_the_ends_only(wrapper):
         assert unwrap(f"{'  '.join(text.split()).upper()} {problem}")[0] == problem
     for text in wrapper.tails:
         assert unwrap(f"{problem} {text}\n") == (problem, (wrapper.name,))
+        within = f"{problem} and {text[0].lower()}{text[1:]}"
+        assert unwrap(within) == (within, ())
     middle = f"It says: {(wrapper.heads + wrapper.tails)[0]} How long is that text?"
     assert unwrap(middle) == (middle, ())
 
@@ -203,18 +242,19 @@ def test_unwrap_strips_nested_instructions(problem, inner, outer):
 
 def test_split_holds_out_whole_problems_and_keeps_the_order(tmp_path):
     source = tmp_path / "own.jsonl"
-    rows = [{"problem": f"What is {n % 40} + 1?", "answer": str(n % 40 + 1), "row": n} for n in range(120)]
-    rows[7]["problem"] = "what  is 7 + 1?"
+    rows = [{"own": f"What is {n % 40} + 1?", "answer": str(n % 40 + 1), "row": n} for n in range(120)]
+    rows[7]["own"] = "what  is 7 + 1?"
     source.write_text("\n".join(map(json.dumps, rows)))
 
     def split(name: str, *options: str) -> list[dict]:
-        succeed("split", source, "--hold-out", "20", "--held-out", tmp_path / f"{name}.jsonl", *options)
+        columns = ("--problem", "own", "--answer", "answer")
+        succeed("split", source, "--hold-out", "20", "--held-out", tmp_path / f"{name}.jsonl", *columns, *options)
         return [row for _, row in read_jsonl(tmp_path / f"{name}.jsonl")]
 
     held_out = split("first")
     train = [row for _, row in read_jsonl(tmp_path / "own.train.jsonl")]
     assert (len(train), len(held_out)) == (99, 21)
-    assert not {row["problem"].split()[2] for row in train} & {row["problem"].split()[2] for row in held_out}
+    assert not {row["own"].split()[2] for row in train} & {row["own"].split()[2] for row in held_out}
     assert [row["row"] for row in train] == sorted(row["row"] for row in train)
     assert split("again") == held_out != split("other", "--seed", "1")
 
@@ -238,7 +278,8 @@ def test_the_parts_of_a_file_are_disjoint(tmp_path):
         out = str(tmp_path / f"{part}.parquet")
         succeed("rl", SAMPLE, "--out", out, "--part", part, "--sft-share", "0.4")
         problems[part] = lint_file(out, None, None).problems
-    assert sum(map(len, problems.values())) == 60
+    questions = [row["question"] for _, row in read_source(str(SAMPLE))]
+    assert {part: len(each) for part, each in problems.items()} == Counter(part_of(text, 0.4) for text in questions)
     for first, second in (("sft", "rl"), ("sft", "validation"), ("rl", "validation")):
         assert shared_problems(problems[first], problems[second]) == []
     path = tmp_path / "x.jsonl"
@@ -247,8 +288,11 @@ def test_the_parts_of_a_file_are_disjoint(tmp_path):
     assert "--part reads the text of column question or problem" in " ".join(output.split())
 
 
-@given(st.text(max_size=80), st.floats(0, 1), st.floats(0, 1))
-def test_a_larger_share_only_adds_to_the_sft_part(question, first, second):
-    low, high = sorted((first, second))
-    assert part_of(question, low) != "sft" or part_of(question, high) == "sft"
-    assert part_of(f"  {question.upper()} ".lower(), high) == part_of(question.lower(), high)
+def test_the_part_of_a_problem_never_changes_and_a_variant_is_in_its_originals():
+    # Another division would put problems of existing files into other parts.
+    parts = Counter(part_of(f"What is {n} + 1?", 0.4) for n in range(1000))
+    assert parts == {"sft": 415, "validation": 23, "rl": 562}
+    assert all(part_of(f" what is {n}+1?", 0.4) == part_of(f"What is {n} + 1?", 0.4) for n in range(20))
+    for variant, original in zip(DIFFERENCES, SUMS, strict=True):
+        row = ("here", {"question": variant, "original_question": original})
+        assert list(rows_of_part([row], part_of(original))) == [row]

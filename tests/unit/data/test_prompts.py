@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from retool_mcore.cli.rollout import read_prompts
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.config.model import Model
-from retool_mcore.config.shared import FORMAT_FILE
+from retool_mcore.config.shared import END_OF_TURN, FORMAT_FILE
 from retool_mcore.data import prompt_format
 from retool_mcore.data.chat import render, render_prompt, tool_turn_ids
 from retool_mcore.data.convert import Conversion
@@ -31,7 +32,9 @@ from retool_mcore.data.prompt_format import (
     format_of_prompts,
     hermes_prompt,
     pin_date,
+    record_format,
     recorded_format,
+    retool_messages,
     retool_prompt,
 )
 from retool_mcore.data.rl import convert_rl
@@ -61,6 +64,8 @@ WRAPPED = f"{DAPO.heads[0]}\n\n{PROBLEM}\n\n{DAPO.tails[0]}"
 def test_the_format_is_inferred_from_the_prompts(wanted: PromptFormat):
     prompts = [wanted.messages(f"What is {n} + 1?\nn is {n}.") for n in range(20)]
     assert format_of_prompts(prompts) == wanted
+    known = wanted.instruction if wanted.instruction == ANSWER_FORMAT else ""
+    assert format_of_prompts(prompts[:1] * 2) == replace(wanted, instruction=known), "one problem"
 
 
 def test_the_quickstarts_files_and_a_converted_file_have_one_format(tmp_path: Path):
@@ -70,6 +75,10 @@ def test_the_quickstarts_files_and_a_converted_file_have_one_format(tmp_path: Pa
     write_parquet(tmp_path / "rl.parquet", [rl_row(problem, "train", 0) for problem in chosen])
     trained = format_of_file(tmp_path / "sft.parquet")
     assert trained == format_of_file(tmp_path / "rl.parquet") == PromptFormat(system=SYSTEM_PROMPT, instruction="")
+    for protocol in ("", "llama3"):
+        record_format(tmp_path, str(tmp_path / "sft.parquet"), ("<|im_end|>", 7), protocol)
+        assert recorded_format(tmp_path) == replace(trained, protocol=protocol)
+    assert json.loads((tmp_path / FORMAT_FILE).read_text())[END_OF_TURN] == {"token": "<|im_end|>", "id": 7}
     plain = [("here", {"problem": problem.question, "answer": problem.answer}) for problem in chosen]
     converted = [row["prompt"] for row in convert_rl(plain, "own", prompt_format=trained).rows]
     assert converted == [rl_row(problem, "train", 0)["prompt"] for problem in chosen]
@@ -122,11 +131,13 @@ def test_only_user_turns_are_rewritten():
 )
 def test_a_difference_from_the_models_record_is_one_warning(tmp_path: Path, used: PromptFormat, differs: bool):
     assert difference(str(tmp_path), used, "own.parquet", "Do this.") == [], "no record"
-    PromptFormat(system="Be brief.", instruction="", protocol="hermes").write(tmp_path)
-    warnings = difference(str(tmp_path), used, "own.parquet", "Do this.")
-    assert len(warnings) == differs
-    for line in warnings:
-        assert line.startswith("own.parquet uses a prompt format") and line.endswith("Do this.")
+    known = PromptFormat(system="Be brief.", instruction="", protocol="hermes")
+    known.write(tmp_path)
+    warning = (
+        f"own.parquet uses a prompt format that {tmp_path} was not trained with, which costs accuracy. Here: {used}. "
+        f"The model: {known}. Do this."
+    )
+    assert difference(str(tmp_path), used, "own.parquet", "Do this.") == [warning] * differs
 
 
 def test_the_inline_format_ignores_the_instruction():
@@ -134,6 +145,9 @@ def test_the_inline_format_ignores_the_instruction():
     assert inline.protocol == "retool"
     assert not inline.differs_from(PromptFormat(instruction=ANSWER_FORMAT, protocol="retool"))
     assert inline.differs_from(PromptFormat(protocol="hermes"))
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    once = retool_messages(turns)
+    assert once == [turns[0], {"role": "user", "content": retool_prompt("1 + 1?")}] == retool_messages(once)
 
 
 def test_an_unreadable_record_is_an_error(tmp_path: Path):
@@ -141,6 +155,9 @@ def test_an_unreadable_record_is_an_error(tmp_path: Path):
         (tmp_path / FORMAT_FILE).write_text(broken)
         with pytest.raises(DataError, match=FORMAT_FILE):
             recorded_format(tmp_path)
+    (tmp_path / FORMAT_FILE).write_text('{"date": "tomorrow"}')
+    with pytest.raises(DataError, match="date = 'tomorrow' is not a date"):
+        date_of(tmp_path)
 
 
 def test_rollout_uses_the_models_format(tmp_path: Path):
@@ -187,12 +204,18 @@ def test_a_note_counts_the_replaced_instructions(tmp_path: Path):
     (note,) = check_prompts(config, render_turns)
     assert rendered[0] == hermes_prompt(PROBLEM)
     assert "train.parquet" in note and "DAPO in 2 rows" in note
+    pq.write_table(pq.read_table(val).append_column("images", pa.array([["a.png"]])), val)
+    with pytest.raises(DataError, match=r"val\.parquet, row 0, column images: the row needs more than text"):
+        check_prompts(config, render_turns)
 
 
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"problem": "2 + 2", "answer": "4"}, r"no column data_source, prompt, reward_model; it has problem, answer"),
+        (
+            {"problem": "2 + 2", "answer": "4"},
+            r"no column data_source, prompt, reward_model; it has problem, answer\. `retool data rl`",
+        ),
         (
             {"data_source": "math", "prompt": "2 + 2", "reward_model": {"ground_truth": "4"}},
             "row 0, column prompt: '2 . 2' is not a list of messages",

@@ -41,37 +41,28 @@ def written(tmp_path, *columns: str) -> list[dict]:
 # ------------------------------------------------------- files
 
 
-def as_csv(folder):
-    path = folder / "own.csv"
-    path.write_text('\ufeffproblem,answer\n"How many primes are below 30?",10\n2 + 2?,4\n', encoding="utf-8")
-    return path
+LINES = "\n\n".join(map(json.dumps, ROWS))
+FILES = {
+    "own.csv": '\ufeffproblem,answer\n"How many primes are below 30?",10\n2 + 2?,4\n'.encode(),
+    "own.jsonl.gz": gzip.compress(LINES.encode()),
+    "own.json": json.dumps(ROWS, indent=2).encode(),
+    "lines.json": LINES.encode(),
+}
 
 
-def as_gzip(folder):
-    path = folder / "own.jsonl.gz"
-    path.write_bytes(gzip.compress("\n".join(map(json.dumps, ROWS)).encode()))
-    return path
-
-
-def as_json(folder):
-    path = folder / "own.json"
-    path.write_text(json.dumps(ROWS, indent=2))
-    return path
-
-
-def as_saved(folder):
+def save_to_disk(folder: Path) -> None:
     """A folder of `save_to_disk`, with a file in which `datasets` caches the result of `map`."""
     from datasets import Dataset, load_from_disk
 
-    Dataset.from_list(ROWS).save_to_disk(folder / "own")
-    load_from_disk(folder / "own").map(lambda row: {"problem": f"{row['problem']} Say it in Greek."})
-    assert list((folder / "own").glob("cache-*.arrow"))
-    return folder / "own"
+    Dataset.from_list(ROWS).save_to_disk(folder)
+    load_from_disk(folder).map(lambda row: {"problem": f"{row['problem']} Say it in Greek."})
+    assert list(folder.glob("cache-*.arrow"))
 
 
-@pytest.mark.parametrize("write", [as_csv, as_gzip, as_json, as_saved])
-def test_each_format_is_read(tmp_path, write):
-    path = write(tmp_path)
+@pytest.mark.parametrize("name", [*FILES, "saved"])
+def test_each_format_is_read(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(FILES[name]) if name in FILES else save_to_disk(path)
     succeed("rl", path, "--out", tmp_path / "out.parquet")
     assert [row["reward_model"]["ground_truth"] for row in written(tmp_path, "reward_model")] == ["10", "4"]
     if path.is_file():
@@ -79,12 +70,14 @@ def test_each_format_is_read(tmp_path, write):
 
 
 def test_a_truncated_file_is_one_error(tmp_path):
-    (tmp_path / "cut.jsonl.gz").write_bytes(as_gzip(tmp_path).read_bytes()[:-12])
+    (tmp_path / "cut.jsonl.gz").write_bytes(FILES["own.jsonl.gz"][:-12])
     (tmp_path / "cut.csv").write_text("problem,answer\nHow many?,1,2\n")
+    (tmp_path / "short.csv").write_text("problem,answer\nHow many?\n")
     (tmp_path / "cut.arrow").write_bytes(b"ARROW?")
     for name, why in (
         ("cut.jsonl.gz", "cannot be read"),
         ("cut.csv", "the number of fields differs"),
+        ("short.csv", "row 0: the number of fields differs"),
         ("cut.arrow", "not a complete"),
     ):
         output = refused("rl", tmp_path / name, "--out", tmp_path / "out.parquet").replace("\n", " ")
@@ -100,6 +93,18 @@ def test_a_missing_source_is_one_error(tmp_path, monkeypatch):
         source_files(str(tmp_path), "train")
     with pytest.raises(DataError, match="no rows"):
         list(read_source(str(jsonl(tmp_path / "empty.jsonl"))))
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
+    (tmp_path / "b-part2.json").write_text(json.dumps(ROWS[1], indent=2))  # one object over several lines
+    jsonl(tmp_path / "c.jsonl", ROWS[0])
+    jsonl(tmp_path / "a.jsonl", ROWS[0])
+    rows = list(read_source(str(tmp_path)))
+    places = ("a.jsonl, line 1", "b-part2.json, row 0", "c.jsonl, line 1")
+    wanted = zip(places, (ROWS[0], ROWS[1], ROWS[0]), strict=True)
+    assert rows == [(f"{tmp_path}/{place}", row) for place, row in wanted]
+    assert list(read_source(str(tmp_path), limit=2)) == rows[:2]
+    assert list(read_source(str(tmp_path), split="part2")) == rows[1:2]
 
 
 def test_a_column_with_two_types_is_one_error_and_no_file(tmp_path):
@@ -124,12 +129,12 @@ BAD_LINES = [
 
 def test_bad_lines_stop_the_command_or_are_rejected(tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
-    source.write_bytes(b"\n".join([b'{"problem": "Q?", "answer": "1"}', *BAD_LINES]))
-    assert refused("rl", source, "--out", out).startswith(f"error: {source}, line 2") and not out.exists()
+    source.write_bytes(b"\n".join([b'{"problem": "Q?", "answer": "1"}', b"", *BAD_LINES]))
+    assert refused("rl", source, "--out", out).startswith(f"error: {source}, line 3") and not out.exists()
     output = succeed("rl", source, "--out", out, "--reject-bad")
     assert f"{len(BAD_LINES) + 1} rows\n1 after source ({len(BAD_LINES)} rejected)" in output
     rejects = {row["where"] for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")}
-    assert rejects == {f"{source}, line {n}" for n in range(2, len(BAD_LINES) + 2)}
+    assert rejects == {f"{source}, line {n}" for n in range(3, len(BAD_LINES) + 3)}
 
 
 # ------------------------------------------------------- layouts and columns
@@ -157,6 +162,8 @@ def test_evaluation_and_lint_read_the_same_layouts(tmp_path, name):
         ({"text": "P?"}, "here: columns text; known layouts: prompt/reward_model, problem/answer"),
         ({"problem": "P?", "answer": None}, "here, column answer: the answer is None"),
         ({"problem": "P?", "answer": ["4", "5"]}, "here, column answer: the answer is ['4', '5']"),
+        ({"problem": "P?", "answer": True}, "here, column answer: the answer is True"),
+        ({"problem": "P?", "answer": " "}, "here, column answer: the answer is empty"),
         ({"problem": "", "answer": "4"}, "here, column problem: the problem is ''"),
         ({"problem": "P?", "answer": float("nan")}, "here, column answer: the answer is nan"),
         ({"problem": "P?", "answer": b"\xff"}, "bytes that are not text"),
@@ -196,9 +203,10 @@ def test_lint_uses_the_named_columns_in_the_files_that_have_them(tmp_path):
     assert [row.problem for row in read_problem_rows(str(own))] == ["Q?"]
 
 
-def test_a_multiple_choice_with_choices_in_another_column_is_rejected():
-    row = {"question": "Which?", "options": ["1", "2"], "answer": "A"}
-    with pytest.raises(NoTruth, match="here, column options: multiple choice, but") as caught:
+@pytest.mark.parametrize("column", ["options", "choices"])
+def test_a_multiple_choice_with_choices_in_another_column_is_rejected(column):
+    row = {"question": "Which?", column: ["1", "2"], "answer": "A"}
+    with pytest.raises(NoTruth, match=f"here, column {column}: multiple choice, but") as caught:
         read_problem(row, "here")
     assert caught.value.problem == "Which?"
     assert read_problem(row, "here", Columns(("question",), "answer")) == ("Which?", "A")
@@ -206,6 +214,7 @@ def test_a_multiple_choice_with_choices_in_another_column_is_rejected():
 
 @pytest.mark.parametrize("column", ["images", "videos"])
 def test_conversion_and_evaluation_refuse_rows_with_images(tmp_path, column):
+    assert read_problem({"problem": "P?", "answer": "1", column: []}, "here") == ("P?", "1")
     write_parquet(tmp_path / "in.parquet", [{**rl_row("Find x.", "3", "own", "train", 0), column: ["a.png"]}])
     output = refused("rl", tmp_path / "in.parquet", "--out", tmp_path / "out.parquet").replace("\n", " ")
     assert f"row 0, column {column}: the row needs more than text" in output
@@ -214,10 +223,12 @@ def test_conversion_and_evaluation_refuse_rows_with_images(tmp_path, column):
 
 
 def test_a_prompt_as_json_text_is_read_as_its_turns(tmp_path):
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    said = {"system": "Be brief.", "user": "1 + 1?", "assistant": "2"}
+    turns = [{"role": role, "content": text} for role, text in (*said.items(), ("user", "2 + 2?"))]
     row = {**rl_row("x", "4", "own", "train", 0), "prompt": json.dumps(turns)}
     output = invoke(tmp_path, row).output.replace("\n", " ")
-    assert "rows whose system turns are dropped (RL on a file in verl's schema keeps them): 1" in output
+    for role in said:
+        assert f"rows whose {role} turns are dropped (RL on a file in verl's schema keeps them): 1" in output
     (made,) = written(tmp_path, "prompt")
     assert made["prompt"] == [{"role": "user", "content": "2 + 2?\nPut your final answer within \\boxed{}."}]
     assert normalised_prompt(row["prompt"])[0] == turns
@@ -248,10 +259,15 @@ def test_repeats_are_dropped_and_counted_and_conflicts_are_named(tmp_path):
     rows = [*[first] * 100, {"problem": "what  is 2+2?", "answer": "4"}, {"problem": "2 - 2?", "answer": "0"}]
     result = invoke(tmp_path, *rows, {**first, "answer": "5"}, {"problem": "Why?", "answer": "\\frac{"})
     assert "104 rows" in result.output and "2 after repeat (101 rejected)" in result.output
-    assert "repeats with a different answer; the first row is kept" in result.output.replace("\n", " ")
-    rejects = [(row["where"], row["stage"]) for _, row in read_jsonl(tmp_path / "out.rejects.jsonl")]
     source = tmp_path / "in.jsonl"
-    assert rejects == [(f"{source}, line 103", "repeat"), (f"{source}, line 104", "answer")]
+    assert f"the first row is kept ({source}, line 103): 1" in result.output.replace("\n", " ")
+    places = [row["extra_info"] for row in written(tmp_path, "extra_info")]
+    assert places == [{"index": 0, "split": "train"}, {"index": 1, "split": "train"}]
+    conflict, unreadable = (row for _, row in read_jsonl(tmp_path / "out.rejects.jsonl"))
+    why = "an earlier row has the same problem with a different answer"
+    texts = {"problem": "What is 2 + 2?", "truth": "5"}
+    assert conflict == {"where": f"{source}, line 103", "stage": "repeat", "reason": why, **texts}
+    assert (unreadable["where"], unreadable["stage"]) == (f"{source}, line 104", "answer")
 
 
 def test_truths_that_cannot_be_judged_are_rejected_with_the_reason(tmp_path):
@@ -279,7 +295,7 @@ def test_too_long_prompts_are_dropped_and_counted_as_the_model_sees_them(tmp_pat
 
 
 def test_the_split_comes_from_the_row_or_the_file_and_several_need_a_choice(tmp_path):
-    for name, split in (("gsm_test.jsonl", "test"), ("train-00000-of-00001.jsonl", "train"), ("latest.jsonl", "train")):
+    for name, split in (("train_test.jsonl", "test"), ("train-0-of-1.jsonl", "train"), ("latest.jsonl", "train")):
         assert invoke(tmp_path, ROWS[0], name=name).exit_code == 0
         assert written(tmp_path, "extra_info")[0]["extra_info"]["split"] == split
     rows = [("here", rl_row("P?", "1", "x", "test", 0)), ("here", rl_row("Q?", "1", "x", "train", 0))]
@@ -308,7 +324,7 @@ def test_a_folder_with_several_splits_needs_a_choice(tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "name", "split"),
-    [("sets/gsm8k/test.jsonl", "gsm8k", "test"), ("Maxwell-Jia/AIME_2024", "AIME_2024", "train")],
+    [("sets/gsm8k/test.jsonl.gz", "gsm8k", "test"), ("Maxwell-Jia/AIME_2024", "AIME_2024", "train")],
 )
 def test_the_data_source_has_the_name_of_the_set(source, name, split):
     assert name_and_split(source) == (name, split)

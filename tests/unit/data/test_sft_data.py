@@ -1,7 +1,7 @@
 """SFT rows become tokens once, and a step's batch depends on the seed and the step only."""
 
 import json
-import tracemalloc
+import sys
 
 import pytest
 
@@ -36,13 +36,16 @@ def test_rows_of_several_files_are_rendered_in_the_order_of_the_file_names(tmp_p
     write_parquet(parts / "a.parquet", [TEXT_ROW])
     (parts / "notes.txt").write_text("not data")
     expected = [render(row["messages"], row["tools"], tokenizer) for row in (TEXT_ROW, TOOL_ROW)]
+    longest = max(map(len, expected))
     for source in (parts, parts / "*.parquet", tmp_path / "p*" / "[abc].parquet"):
-        data = load_sft(parquet_files(str(source)), tokenizer, max_length_tokens=400)
+        data = load_sft(parquet_files(str(source)), tokenizer, max_length_tokens=longest)
         assert [(list(row.token_ids), list(row.loss_mask)) for row in data.examples] == [
             (row.token_ids, row.loss_mask) for row in expected
         ]
         assert data.num_tokens == sum(map(len, expected)) and data.too_long == (2,)
-    note = "1 of 3 rows are longer than data.max_length_tokens = 400 and left out; the first is row 2"
+        used_bytes = sum(sys.getsizeof(part) for row in data.examples for part in (row.token_ids, row.loss_mask))
+        assert used_bytes < 6 * data.num_tokens + 400, "every rank keeps all of the data in memory"
+    note = f"1 of 3 rows are longer than data.max_length_tokens = {longest} and left out; the first is row 2"
     files = parquet_files(str(parts))
     assert data.dropped_note() == f"{files[0]} and 2 more: {note}"
     assert load_sft(files, tokenizer, 100_000).dropped_note() is None
@@ -52,33 +55,26 @@ def test_rows_of_several_files_are_rendered_in_the_order_of_the_file_names(tmp_p
         parquet_files(str(tmp_path / "x*.parquet"))
 
 
-def test_a_token_takes_five_bytes(tmp_path, tokenizer):
-    """Every rank keeps all of the data in memory."""
-    write_parquet(tmp_path / "sft.parquet", [LONG_ROW] * 20)
-    load_sft([str(tmp_path / "sft.parquet")], tokenizer, max_length_tokens=100_000)  # fills the caches
-    tracemalloc.start()
-    data = load_sft([str(tmp_path / "sft.parquet")], tokenizer, max_length_tokens=100_000)
-    used_bytes, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert data.num_tokens > 20_000
-    assert used_bytes < 6 * data.num_tokens
-
-
 @pytest.mark.parametrize(
     ("row", "rule"),
     [
         ({"messages": "hello", "tools": None}, "row 0, column messages: str, not a list"),
         ({"messages": [USER], "tools": "[3]"}, "row 0, column tools: "),
         ({"messages": [USER], "tools": None}, "row 0, column messages: no assistant turn"),
+        ({"messages": [FINAL, USER, FINAL], "tools": None}, "row 0, column messages: the conversation starts"),
         ({"messages": [{"role": "user", "content": None}], "tools": None}, "message 0 (user): content is NoneType"),
-        ({"prompt": "x", "tools": None}, "no column messages; it has prompt, tools"),
+        (
+            {"prompt": "x", "tools": None},
+            "no column messages; it has prompt, tools. `retool data sft` writes such files",
+        ),
     ],
 )
 def test_a_bad_row_is_an_error_with_file_row_and_column(tmp_path, tokenizer, row, rule):
-    path = tmp_path / "sft.parquet"
+    good, path = tmp_path / "good.parquet", tmp_path / "sft.parquet"
+    write_parquet(good, [TEXT_ROW])
     write_parquet(path, [row])
     with pytest.raises(DataError) as caught:
-        load_sft([str(path)], tokenizer, max_length_tokens=1000)
+        load_sft([str(good), str(path)], tokenizer, max_length_tokens=1000)
     assert str(caught.value).startswith(str(path)) and rule in str(caught.value)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match="not a complete parquet file"):
@@ -88,6 +84,7 @@ def test_a_bad_row_is_an_error_with_file_row_and_column(tmp_path, tokenizer, row
 def test_the_order_of_rows_depends_on_the_seed_and_the_step_only():
     # A change of this literal would break the resume of every running job.
     assert BatchesOfRank(examples(*[1] * 8), global_batch=8, seed=1).rows(1) == [1, 6, 0, 3, 7, 4, 2, 5]
+    assert BatchesOfRank(examples(*[1] * 5), global_batch=4, seed=1, shuffle=False).rows(2) == [4, 0, 1, 2]
     batches = BatchesOfRank(examples(1, 2, 3, 4, 5), global_batch=4, seed=0)
     steps = [batches.rows(step) for step in range(1, 6)]
     stream = [row for rows in steps for row in rows]

@@ -2,8 +2,11 @@
 
 import contextlib
 import io
+import itertools
 import json
+import re
 from collections import Counter
+from dataclasses import asdict, replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,10 +14,10 @@ import pytest
 from retool_mcore.data.chat import render
 from retool_mcore.data.sft import load_sft
 from retool_mcore.data.task_model import build_tokenizer
-from retool_mcore.data.tasks import TaskSpec, make_task, problems, text_trace, tokenizer_rows, tool_trace
+from retool_mcore.data.tasks import TaskSpec, make_task, problems, rl_row, text_trace, tokenizer_rows, tool_trace
 from retool_mcore.data.tokenizer import load_tokenizer
 
-SMALL = TaskSpec(sft_train=60, sft_val=20, rl_train=30, rl_val=10, eval=20)
+SMALL = TaskSpec(sft_train=60, sft_val=20, rl_train=30, rl_val=10, eval=25)
 
 
 @pytest.fixture(scope="module")
@@ -36,34 +39,42 @@ def run(code: str) -> str:
 
 
 def test_a_tool_trace_has_the_output_of_its_code():
-    problem = next(problems(seed=1))
-    for wrong, answer in ((False, problem.answer), (True, problem.wrong_answer)):
-        messages = tool_trace(problem, wrong)["messages"]
-        assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
-        code = messages[2]["tool_calls"][0]["function"]["arguments"]["code"]
-        assert run(code) == messages[3]["content"] == answer
-        assert messages[4]["content"].endswith(f"\\boxed{{{answer}}}.")
-    assert text_trace(problem)["messages"][-1]["content"].endswith(f"\\boxed{{{problem.answer}}}.")
+    for problem in itertools.islice(problems(seed=1), 6):
+        for wrong, answer in ((False, problem.answer), (True, problem.wrong_answer)):
+            messages = tool_trace(problem, wrong)["messages"]
+            assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
+            code = messages[2]["tool_calls"][0]["function"]["arguments"]["code"]
+            assert run(code) == messages[3]["content"] == answer
+            assert messages[4]["content"].endswith(f"\\boxed{{{answer}}}.")
+            asked = [re.findall(r"\d{3}", text) for text in (messages[1]["content"], code)]
+            assert asked[1] == (asked[0] if not wrong else asked[0][:2])
+        assert text_trace(problem)["messages"][-1]["content"].endswith(f"\\boxed{{{problem.answer}}}.")
+        row = rl_row(problem, "eval", 7)
+        assert row["reward_model"]["ground_truth"] == problem.answer != problem.wrong_answer
+        assert row["extra_info"] == {"split": "eval", "index": 7, "kind": problem.kind}
 
 
-def test_the_stated_fraction_of_traces_has_wrong_code(task):
-    kinds: Counter[str] = Counter()
+def test_the_stated_fraction_of_traces_has_wrong_code_in_random_order(task):
+    kinds: list[str] = []
     for row in rows(task, "sft_train"):
         if row["tools"] is None:
-            kinds["text"] += 1
+            kinds.append("text")
             continue
         code = row["messages"][2]["tool_calls"][0]["function"]["arguments"]["code"]
         # Only the right code has the last operand, with an operator before it.
-        kinds["right" if " + 1" in code or " - " in code or code.count(" ") == 4 else "wrong"] += 1
+        kinds.append("right" if " + 1" in code or " - " in code or code.count(" ") == 4 else "wrong")
     num_text = round(60 * SMALL.text_fraction)
     num_wrong = round((60 - num_text) * SMALL.wrong_fraction)
-    assert kinds == {"text": num_text, "wrong": num_wrong, "right": 60 - num_text - num_wrong}
+    assert Counter(kinds) == {"text": num_text, "wrong": num_wrong, "right": 60 - num_text - num_wrong}
+    assert len(list(itertools.groupby(kinds))) > 10
 
 
-def test_splits_share_no_problem(task):
-    questions = [row["messages"][1]["content"] for split in ("sft_train", "sft_val") for row in rows(task, split)]
-    questions += [row["prompt"][1]["content"] for split in ("rl_train", "rl_val", "eval") for row in rows(task, split)]
-    assert len(questions) == len(set(questions)) == 140
+def test_splits_have_their_sizes_and_share_no_problem(task):
+    sizes = {split: size for split, size in asdict(SMALL).items() if isinstance(size, int)}
+    turns = {split: "messages" if split.startswith("sft") else "prompt" for split in sizes}
+    questions = {split: [row[turns[split]][1]["content"] for row in rows(task, split)] for split in sizes}
+    assert {split: len(each) for split, each in questions.items()} == sizes
+    assert len(set().union(*questions.values())) == 145
 
 
 def test_the_written_tokenizer_is_the_trained_one(task):
@@ -88,11 +99,14 @@ def test_transformers_reads_the_model_directory(task):
     weights = load_file(task / "model" / "model.safetensors")
     assert config.model_type == "qwen2" and config.vocab_size % 256 == 0 and config.vocab_size >= len(tokenizer)
     assert config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert (config.pad_token_id, config.bos_token_id) == (tokenizer.convert_tokens_to_ids("<|endoftext|>"), None)
     assert weights["model.embed_tokens.weight"].shape == (config.vocab_size, config.hidden_size)
     assert sum(value.numel() for value in weights.values()) < 1_000_000
-    assert weights["model.layers.0.mlp.up_proj.weight"].std().item() == pytest.approx(
-        config.initializer_range, rel=0.05
-    )
+    for name, value in weights.items():
+        if value.ndim == 2:
+            assert value.std().item() == pytest.approx(config.initializer_range, rel=0.05), name
+        else:
+            assert (value == float(name.endswith("norm.weight"))).all(), name
 
 
 def test_a_seed_fixes_the_files_and_an_incomplete_task_is_made_again(task, tmp_path):
@@ -102,9 +116,10 @@ def test_a_seed_fixes_the_files_and_an_incomplete_task_is_made_again(task, tmp_p
     assert {name: (tmp_path / name).read_bytes() for name in names} == first
     assert not make_task(tmp_path, seed=3, spec=SMALL)
     (tmp_path / "eval.parquet").unlink()
-    assert make_task(tmp_path, seed=3, spec=SMALL) and len(rows(tmp_path, "eval")) == 20
+    assert make_task(tmp_path, seed=3, spec=SMALL) and len(rows(tmp_path, "eval")) == 25
     (tmp_path / "manifest.json").unlink()  # an interrupted command leaves none
     assert make_task(tmp_path, seed=3, spec=SMALL)
+    assert make_task(tmp_path, seed=3, spec=replace(SMALL, rl_val=11)) and len(rows(tmp_path, "rl_val")) == 11
     assert make_task(tmp_path, seed=4, spec=SMALL)
     assert {name for name in first if first[name] != (tmp_path / name).read_bytes()} == {
         "eval.parquet", "model/model.safetensors", "rl_train.parquet", "rl_val.parquet", "sft_train.parquet",

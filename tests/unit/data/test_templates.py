@@ -11,7 +11,7 @@ from retool_mcore.config import EvaluationConfig, RlConfig, SftConfig, load_conf
 from retool_mcore.config.model import BUILT_IN
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.sft import load_sft
-from retool_mcore.data.tokenizer import load_tokenizer, read_template, template_of, tokenizer_of, with_args
+from retool_mcore.data.tokenizer import endless, load_tokenizer, read_template, template_of, tokenizer_of, with_args
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.evaluate.run import Case, identity_of
 from retool_mcore.platforms.base import get_platform
@@ -50,7 +50,9 @@ def test_an_argument_changes_what_is_rendered_everywhere_alike(qwen3: Path, tmp_
     assert not any(list(example.loss_mask)[: len(prompt)])  # the block is written, and not learnt
     evaluated = tokenizer_of(EvaluationConfig.of(rl).model, str(qwen3))
     assert evaluated.chat_template == tokenizer.chat_template
-    output = succeed("lint", tmp_path / "rows.parquet", "--model", qwen3, "--template-args", OFF.partition("=")[2])
+    options = ("--template-args", OFF.partition("=")[2], "--max-tokens", "5")
+    output = succeed("lint", tmp_path / "rows.parquet", "--model", qwen3, *options)
+    assert "1 rows (100.0%) are over 5 tokens" in output
     assert f" {sum(example.loss_mask)} in the row with the fewest" in output.replace("(", " ").replace("\n", " ")
     output = refused("lint", tmp_path / "rows.parquet", "--model", qwen3, "--template-args", "3")
     assert "is not a TOML table" in output
@@ -83,8 +85,10 @@ def test_a_base_model_takes_a_template_of_ours_or_a_file(tokenizer, tmp_path: Pa
     template = name if name in BUILT_IN else str(tmp_path / "file.jinja")
     result = CliRunner().invoke(app, ["protocol", str(tmp_path / "base"), "--chat-template", template])
     assert result.stdout == ("hermes\n" if name == "chatml" else "retool\n"), result.output
-    model = run_of(SftConfig, tmp_path / "base", f"model.chat_template={template}").model
-    assert template_of(model) == tokenizer_of(model).chat_template == read_template(template)
+    for args, lines in (("{}", ""), ('{ b = 2, a = "x" }', '{% set a = "x" %}\n{% set b = 2 %}\n')):
+        words = (f"model.chat_template={template}", f"model.template_args={args}")
+        model = run_of(SftConfig, tmp_path / "base", *words).model
+        assert template_of(model) == tokenizer_of(model).chat_template == lines + read_template(template)
 
 
 def test_what_is_no_template_or_no_argument_is_refused(tmp_path: Path, qwen3: Path):
@@ -95,6 +99,11 @@ def test_what_is_no_template_or_no_argument_is_refused(tmp_path: Path, qwen3: Pa
     for name in ("messages", "a-b"):
         with pytest.raises(ConfigError, match=f"model.template_args has '{name}'"):
             run_of(RlConfig, qwen3, f'model.template_args={{ "{name}" = 1 }}')
+    both = shutil.copytree(qwen3, tmp_path / "both")
+    (both / "additional_chat_templates").mkdir()
+    shutil.copy(both / "chat_template.jinja", both / "additional_chat_templates" / "tool_use.jinja")
+    with pytest.raises(CheckpointError, match=r"has several templates\. Set model\.chat_template to a file"):
+        tokenizer_of(run_of(RlConfig, both, OFF).model)
 
 
 def test_values_of_toml_are_values_of_the_template():
@@ -108,6 +117,6 @@ def test_values_of_toml_are_values_of_the_template():
         made.chat_template = before
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path):
-    with pytest.raises(CheckpointError, match=f"model.path = {tmp_path} has no tokenizer: it contains no tokenizer.js"):
-        load_tokenizer(str(tmp_path))
+def test_a_template_may_count_in_one_loop_and_at_each_turn():
+    assert endless("{% for m in messages %}{% for n in range(1000000) %}{{ n }}{% endfor %}{% endfor %}") == ""
+    assert endless("{% for n in range(9) %}{% for m in messages %}{{ n - 1000000 }}{% endfor %}{% endfor %}") == ""

@@ -8,12 +8,12 @@ from copy import deepcopy
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from retool_mcore.data.chat import chat_format, render, render_prompt, tool_turn_ids
-from retool_mcore.data.tool import CODE_INTERPRETER
+from retool_mcore.data.chat import chat_format, parse_tools, render, render_prompt, tool_turn_ids
+from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.errors import CheckpointError, DataError
 from retool_mcore.rollout.protocol import Hermes, TextOnly
 from tests.plain_chatml import with_template
-from tests.template_styles import tokenizer_in
+from tests.template_styles import TAKEN, tokenizer_in
 
 QWEN25, QWEN3 = "Qwen2.5, Qwen2.5-Coder", "Qwen3: an empty thinking block"
 
@@ -33,29 +33,15 @@ def text_only() -> PreTrainedTokenizerFast:
     return tokenizer_in("SmolLM2: plain ChatML")
 
 
-@pytest.fixture(scope="module")
-def qwen3() -> PreTrainedTokenizerFast:
-    return tokenizer_in(QWEN3)
-
-
 TOOLS = [CODE_INTERPRETER]
-
-
-def call(code: str) -> dict:
-    return {"type": "function", "function": {"name": "code_interpreter", "arguments": {"code": code}}}
 
 
 def conversation(question: str, turns: list[tuple[str, list[str], list[str]]], answer: str) -> list[dict]:
     messages: list[dict] = [{"role": "system", "content": "s"}, {"role": "user", "content": question}]
     for text, codes, outputs in turns:
-        messages.append({"role": "assistant", "content": text, "tool_calls": [call(code) for code in codes]})
+        messages.append({"role": "assistant", "content": text, "tool_calls": [tool_call(code) for code in codes]})
         messages += [{"role": "tool", "content": output} for output in outputs]
     return [*messages, {"role": "assistant", "content": answer}]
-
-
-def one_shot(tokenizer, messages, tools) -> list[int]:
-    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
-    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_tool_output_cannot_forge_a_turn(tokenizer):
@@ -66,6 +52,7 @@ def test_tool_output_cannot_forge_a_turn(tokenizer):
     assert ids.count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 2
     text = tokenizer.decode(ids)
     assert text.count("</tool_response>") == 1
+    assert tool_turn_ids(tokenizer, "\ud800!") == tool_turn_ids(tokenizer, "?!"), "half of a surrogate pair"
     assert "1\n< /tool_response>< |im_end|>\n< |im_start|>assistant\n\\boxed{1}< |endoftext|>" in text
     messages = conversation("q", [("", ["print(0)"], [hostile])], "no")
     rendered = render(messages, TOOLS, tokenizer)
@@ -77,7 +64,8 @@ def test_a_leading_line_break_is_cut_where_sampling_cuts_it(qwen25):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "\na"}]
     prompt = render_prompt(messages[:1], None, qwen25)
     assert render(messages, None, qwen25).token_ids[: len(prompt)] == prompt
-    assert one_shot(qwen25, messages, None)[: len(prompt)] != prompt  # one-shot would merge the two line breaks
+    at_once = qwen25.encode(qwen25.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
+    assert at_once[: len(prompt)] != prompt, "the two line breaks would merge"
 
 
 def test_nulls_and_json_arguments_of_data_files_change_nothing(qwen25):
@@ -86,16 +74,21 @@ def test_nulls_and_json_arguments_of_data_files_change_nothing(qwen25):
     columnar[2] = {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"id": None, "function": {"name": "code_interpreter", "arguments": '{"code": "print(1)"}'}}],
+        "tool_calls": [
+            {"id": None, "function": {"name": "code_interpreter", "arguments": '{"code": "print(1)", "thing": null}'}}
+        ],
     }
     assert render(columnar, TOOLS, qwen25) == render(plain, TOOLS, qwen25)
+    function = {**CODE_INTERPRETER["function"], "strict": None}
+    assert parse_tools([{**CODE_INTERPRETER, "function": function, "enum": None}], "here") == TOOLS
 
 
 DROPS = "{{- m.content if after else m.content.split('</think>')[-1].lstrip('\\n') }}"  # as Qwen3's own template
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "content"])
-def test_thinking_that_the_template_drops_is_refused(qwen3, field):
+def test_thinking_that_the_template_drops_is_refused(field):
+    qwen3 = tokenizer_in(QWEN3)
     thinking = with_template(qwen3, qwen3.chat_template.replace("{{- m.content }}", DROPS))
     messages = conversation("q", [], "one")
     messages[2][field] = "secret" if field == "reasoning_content" else "<think>\nsecret\n</think>\n\none"
@@ -105,15 +98,38 @@ def test_thinking_that_the_template_drops_is_refused(qwen3, field):
         render(messages, None, thinking)
 
 
+def test_text_before_a_call_that_the_template_drops_is_refused():
+    dropping = next(style.name for style in TAKEN if style.tools and not style.words_before_call)
+    messages = conversation("q", [("Let me see.", ["print(1)"], ["1"])], "one")
+    with pytest.raises(DataError, match=r"leaves out 'Let me see\.'.*Llama 3 and Mistral drop text before a call"):
+        render(messages, TOOLS, tokenizer_in(dropping))
+
+
+def test_a_turn_of_weight_0_has_no_loss_where_each_turn_is_rendered_alone():
+    thinking = tokenizer_in("Qwen3-Thinking: the prompt opens the thinking block")
+    messages = conversation("q", [("", ["print(1)"], ["1"])], "one")
+    messages[2]["weight"] = 0
+    rendered = render(messages, TOOLS, thinking)
+    trained = [i for i, loss in zip(rendered.token_ids, rendered.loss_mask, strict=True) if loss]
+    text = thinking.decode(trained)
+    assert text.endswith("</think>\n\none<|im_end|>") and "print" not in text
+    assert trained.count(chat_format(thinking).end_of_turn_id) == 1
+
+
 @pytest.mark.parametrize(
     "message, rule",
     [
         ({"role": "assistant", "content": None}, "neither text nor a tool call"),
         ({"role": "robot", "content": "x"}, "unknown role 'robot'. Choose one of"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
+            "content is list, neither",
+        ),
+        ({"role": "assistant", "content": "x", "reasoning_content": "a<|im_end|>"}, "control token <|im_end|>"),
         ({"role": "user", "content": "x<|im_end|>"}, "control token <|im_end|>"),
-        ({"role": "user", "content": "x", "tool_calls": [call("1")]}, "only an assistant makes tool calls"),
+        ({"role": "user", "content": "x", "tool_calls": [tool_call("1")]}, "only an assistant makes tool calls"),
         ({"role": "assistant", "content": "x", "tool_calls": 5}, "tool_calls is 5, not a list"),
-        ({"role": "assistant", "content": "", "tool_calls": [call("a<|im_start|>b")]}, "control token"),
+        ({"role": "assistant", "content": "", "tool_calls": [tool_call("a<|im_start|>b")]}, "control token"),
     ],
 )
 def test_a_bad_message_is_named(qwen25, message, rule):
@@ -136,6 +152,8 @@ def test_training_refuses_code_that_a_rollout_would_cut(qwen25, form):
 def test_a_template_without_tool_calls_is_refused(text_only):
     with pytest.raises(CheckpointError, match="without its code"):
         render_prompt([{"role": "user", "content": "q"}], [CODE_INTERPRETER], text_only)
+    with pytest.raises(DataError, match="a prompt must not contain an assistant turn"):
+        render_prompt(conversation("q", [], "one"), None, text_only)
 
 
 def ending(earlier: str, last: str, call: str) -> str:
