@@ -14,7 +14,7 @@ from retool_mcore.data.convert import Conversion, convert_sft, read_turns
 from retool_mcore.data.files import read_jsonl, read_rows
 from retool_mcore.data.prompt_format import QUESTION_HEADER, RETOOL_INSTRUCTION
 from retool_mcore.data.sft import load_sft
-from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
+from retool_mcore.data.tool import CODE_INTERPRETER, blocks, tool_call
 from retool_mcore.data.verify import answer_problem, format_problem
 from retool_mcore.errors import DataError
 from tests.unit.data.commands import refused, succeed
@@ -103,10 +103,12 @@ async def test_the_raw_and_the_converted_form_become_each_other():
     calls = [tool_call(code) for code in ("print(1)", "print(2)")]
     results = [{"role": "tool", "content": text} for text in ("1", "2")]
     both = [USER, {"role": "assistant", "content": "Two.", "tool_calls": calls}, *results, {**FINAL, "weight": 1}]
-    blocks = [f"<code>\n```python\nprint({n})\n```\n</code>\n<interpreter>\n{n}\n</interpreter>\n" for n in (1, 2)]
+    runs = [f"<code>\n```python\nprint({n})\n```\n</code>\n<interpreter>\n{n}\n</interpreter>\n" for n in (1, 2)]
     (row,) = (await convert([{"messages": both, "answer": "4"}], protocol="retool")).rows
-    text = f"Two.\n{blocks[0]}\n{blocks[1]}So it is\n{ANSWER}"
+    text = f"Two.\n{runs[0]}\n{runs[1]}So it is\n{ANSWER}"
     assert row["messages"][1] == {"role": "assistant", "content": text, "weight": 1}
+    made = await Conversion("retool", as_is=True).row("here", {"messages": OPENAI})
+    assert made["messages"][1] == {"role": "user", "content": PROBLEM}
 
 
 def test_an_output_in_markdown_is_a_result_and_needs_code_before_it(tmp_path):
@@ -168,7 +170,8 @@ def test_calls_of_own_tools_are_kept_and_trained_on(tmp_path, tokenizer):
 
 
 def test_the_question_stays_as_it_is_with_as_is_no_box_a_box_in_the_prompt_or_a_second_question(tmp_path):
-    tools = [LOOKUP, CODE_INTERPRETER]
+    own = {**CODE_INTERPRETER, "function": {**CODE_INTERPRETER["function"], "description": "Runs code."}}
+    tools = [LOOKUP, own]
     unboxed = [*SHOP[:-1], {"role": "assistant", "content": "That is 17."}]
     several = [*SHOP, {"role": "user", "content": "Sure?"}, SHOP[-1]]
     told = [{"role": "system", "content": "Use \\boxed{}."}, *SHOP[1:]]
@@ -178,6 +181,7 @@ def test_the_question_stays_as_it_is_with_as_is_no_box_a_box_in_the_prompt_or_a_
         result, (made,) = convert_file(tmp_path, {"messages": talk, "tools": tools}, options=(option,))
         asked = [[turn["content"] for turn in turns if turn["role"] == "user"] for turns in (talk, made["messages"])]
         assert asked[0] == asked[1] and "get a line" not in result.output
+        assert json.loads(made["tools"])[1] == (own if option == "--as-is" else CODE_INTERPRETER)
 
 
 def test_the_option_names_another_interpreter_and_the_error_suggests_it(tmp_path):
@@ -347,3 +351,11 @@ def test_a_format_problem_states_the_message_and_the_rule():
     ]:
         assert format_problem(messages) == problem
     assert "no answer" in (answer_problem([USER, {"role": "assistant", "content": "x"}], "1") or "")
+
+
+def test_a_few_words_between_tags_or_in_backticks_are_a_mention():
+    def calls(text: str) -> int:
+        return len(list(blocks(text, "<c>", "</c>")))
+
+    assert [calls(f"<c>{'a' * chars}</c>") for chars in (40, 41)] == [0, 1]
+    assert [calls(f"`{'a' * chars}<c>print(1)</c>`") for chars in (380, 401)] == [0, 1]

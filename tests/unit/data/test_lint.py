@@ -168,19 +168,6 @@ def test_rl_does_not_start_with_its_training_file_for_validation(tmp_path):
     assert "permits training on validation problems" in result.text
 
 
-def test_few_shot_examples_are_not_the_problem(tmp_path):
-    def few_shot(path, problem):
-        shots = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "2"}]
-        row = rl_row(problem, "4", "x", "train", 0)
-        write_parquet(path, [{**row, "prompt": [*shots, *row["prompt"]]}])
-        return str(path)
-
-    train = few_shot(tmp_path / "train.parquet", "What is 2 + 2?")
-    require_disjoint(train, few_shot(tmp_path / "val.parquet", "What is 4 + 4?"))
-    with pytest.raises(DataError, match="1 of the 1 problems"):
-        require_disjoint(train, few_shot(tmp_path / "same.parquet", "What is 2 + 2?"))
-
-
 def test_instructions_do_not_hide_a_shared_problem(tmp_path):
     problems = [TABLE.format(2 * n, n) for n in range(10, 60)]
     prompts = [f"You may write code.\n\n{QUESTION_HEADER}\n{wrapped('ReTool-SFT', problem)}" for problem in problems]
@@ -200,6 +187,7 @@ def test_near_duplicates_are_found_and_other_problems_are_not():
     table = TABLE.format(10, 3)
     near = ["Unknown words first. " + table, table.replace("guests", "people"), "\\(" + table + "\\)"]
     other = [TABLE.format(12, 5), "How many guests sit at 10 round tables with 3 seats each?", "Find 10 + 3."]
+    other.append(table.partition("left")[0] + "late. In which month does the last of them come home again by train?")
     pairs = shared_problems([table], near + other)
     assert {pair.second for pair in pairs} == set(near) and sum(pair.score == 1 for pair in pairs) == 1
     first, second = (f"{table} Each of them plays {n} rounds of cards." for n in (7, 8))
@@ -228,6 +216,7 @@ def test_unwrap_strips_each_known_instruction_at_the_ends_only(wrapper):
         assert unwrap(within) == (within, ())
     middle = f"It says: {(wrapper.heads + wrapper.tails)[0]} How long is that text?"
     assert unwrap(middle) == (middle, ())
+    assert unwrap(f"{QUESTION_HEADER} a? {QUESTION_HEADER} b?") == ("b?", (QUESTION_HEADER,))
 
 
 @given(

@@ -293,8 +293,8 @@ def test_a_run_keeps_the_day_of_its_start_after_a_resume_and_for_its_export(tmp_
     assert move_to(EAST) != first
     assert texts(load_tokenizer(model.path)) == before, "a process keeps its day past midnight"
     prompt_format._today.cache_clear()  # a new process
-    pin_date(tmp_path / "run", model.path)
     PromptFormat(system="s").write(tmp_path / "run", ("<|im_end|>", 1))  # as each start does
+    pin_date(tmp_path / "run", model.path)
     assert texts(tokenizer_of(model, day=date_of(tmp_path / "run", model.path))) == before
     assert texts(tokenizer_of(model, day=date_of(tmp_path / "another run", model.path))) != before
     export = shutil.copytree(model.path, tmp_path / "export")

@@ -258,7 +258,7 @@ def test_repeats_are_dropped_and_counted_and_conflicts_are_named(tmp_path):
     first = {"problem": "What is 2 + 2?", "answer": "4"}
     rows = [*[first] * 100, {"problem": "what  is 2+2?", "answer": "4"}, {"problem": "2 - 2?", "answer": "0"}]
     result = invoke(tmp_path, *rows, {**first, "answer": "5"}, {"problem": "Why?", "answer": "\\frac{"})
-    assert "104 rows" in result.output and "2 after repeat (101 rejected)" in result.output
+    assert "104 rows" in result.output and "2 after repeat (101 rejected)\n50.00% survived" in result.output
     source = tmp_path / "in.jsonl"
     assert f"the first row is kept ({source}, line 103): 1" in result.output.replace("\n", " ")
     places = [row["extra_info"] for row in written(tmp_path, "extra_info")]

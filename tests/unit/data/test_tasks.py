@@ -100,6 +100,7 @@ def test_transformers_reads_the_model_directory(task):
     assert config.model_type == "qwen2" and config.vocab_size % 256 == 0 and config.vocab_size >= len(tokenizer)
     assert config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert (config.pad_token_id, config.bos_token_id) == (tokenizer.convert_tokens_to_ids("<|endoftext|>"), None)
+    assert config.rope_parameters["rope_theta"] == 100
     assert weights["model.embed_tokens.weight"].shape == (config.vocab_size, config.hidden_size)
     assert sum(value.numel() for value in weights.values()) < 1_000_000
     for name, value in weights.items():
