@@ -181,7 +181,10 @@ def test_the_inline_protocol_is_not_asked_of_an_api(server: ScriptedApi, tmp_pat
 
 def test_without_the_tool_none_is_offered_and_a_cut_response_may_have_its_answer(server: ScriptedApi, tmp_path: Path):
     server.script = [chat("\\boxed{579}, because", finish="length")]
-    _, _, report = evaluate(server, tmp_path, "--tool", "off", "validation.temperature=0.7")
+    more = str(problems(tmp_path / "more"))
+    options = ("--tool", "off", "--data", more, "--limit", "1", "validation.temperature=0.7")
+    _, _, report = evaluate(server, tmp_path, *options)
+    assert (report["problems"], report["data"]) == (1, f"{tmp_path}/problems.jsonl, {more}")
     ((_, body, _),) = server.requests
     assert "tools" not in body and (body["temperature"], body["top_p"]) == (0.7, 0.6)
     assert (report["tool"], report["accuracy"], report["behavior"]["behavior/stop/length"]) == (False, 1.0, 1.0)
@@ -202,7 +205,7 @@ def test_the_model_reads_that_its_arguments_are_not_json(server: ScriptedApi, tm
     ("script", "reason"),
     [
         ([chat("It is \\boxed{5", finish="length")], "length"),
-        ([chat("a", "print(1)", tokens=16384)], "length"),
+        ([chat("a", "print(1)", tokens=10_000), chat("a", "print(1)", tokens=6384)], "length"),
         (
             [chat("a", "print(1)"), (400, {"error": {"message": "maximum context length is 4096 tokens"}})],
             "no_room",
@@ -288,7 +291,7 @@ def test_a_refused_first_request_is_one_line(server: ScriptedApi, tmp_path: Path
 def test_reasoning_returns_with_the_call_and_the_newer_name_of_the_limit_is_used(server: ScriptedApi, tmp_path: Path):
     first, second = chat(None, "print(579)"), chat(None)
     first["choices"][0]["message"]["reasoning_content"] = "I compute."
-    second["choices"][0]["message"]["reasoning_content"] = "So it is \\boxed{579}."
+    second["choices"][0]["message"]["reasoning"] = "So it is \\boxed{579}."
     refusal = (400, {"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}})
     server.script = [refusal, first, second]
     code, output, report = evaluate(server, tmp_path)
@@ -316,7 +319,7 @@ def test_cases_share_one_sandbox_with_a_worker_for_each_core(
     options_of: list[dict[str, Any]] = []
     during: list[bool] = []
     told: list[Any] = []
-    own = ["sandbox.python=/own/python", "sandbox.preload=['numpy']"]
+    own = ["sandbox.python=/own/python", "sandbox.preload=['numpy']", f"validation.files=['{problems(tmp_path)}']"]
 
     def opened(where: Any, **options: Any) -> InProcessSandbox:
         options_of.append({"where": where, **options})
@@ -330,7 +333,6 @@ def test_cases_share_one_sandbox_with_a_worker_for_each_core(
             load_evaluation(Path("configs/rl_tiny_cpu.toml"), [*LOCAL, *own, *setting]),
             [Case(name=model, model=model) for model in ("first", "second")],
             endpoint=server.url,
-            data=[problems(tmp_path)],
             out=tmp_path / name,
             n=1,
             on_start=lambda *words: told.append(words),

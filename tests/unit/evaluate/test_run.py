@@ -99,6 +99,7 @@ async def test_the_report_counts_right_and_wrong_samples(tokenizer, tmp_path: Pa
     assert report["accuracy"] == pytest.approx(7 / 12)
     assert report["scores"]["pass@1"] == pytest.approx(7 / 12)
     assert report["scores"]["pass@4"] == 1.0
+    assert report["scores"]["maj@4"] == pytest.approx(0.6113, abs=1e-4), "2 and 2.0 are one vote"
     assert report["scores"]["worst@4"] < report["scores"]["maj@4"] < report["scores"]["best@4"]
     assert report["behavior"]["behavior/stop/finished"] == 1.0
     json.dumps(report)

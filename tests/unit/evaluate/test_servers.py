@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from retool_mcore.config import EvaluationConfig, load_evaluation
 from retool_mcore.data.task_model import write_model
-from retool_mcore.errors import ConfigError, RolloutError
+from retool_mcore.errors import CheckpointError, ConfigError, RolloutError
 from retool_mcore.evaluate import servers
 from retool_mcore.evaluate.servers import CONNECTING, Servers, SpreadEngine
 from retool_mcore.platforms import get_platform
@@ -177,6 +177,9 @@ def test_the_next_models_weights_go_to_the_running_server(fake: type[FakeServer]
     assert fake.calls == ["start", "wait", "stop", "start", "wait"], "a device has room for one model"
     with pytest.raises(ConfigError, match="serves one model, but there are 2 models"):
         Servers(load_evaluation(CONFIGS / "rl_tiny_cpu.toml", []), first, "http://x", ["a", "b"])
+    (first / "config.json").rename(first / "config.toml")
+    with pytest.raises(CheckpointError, match=r"first is a run, not a model. Evaluate .*first/export"):
+        servers.config_of(str(first))
 
 
 PUBLISHED = json.loads(Path(__file__).with_name("published_config.json").read_text(encoding="utf-8"))

@@ -257,6 +257,7 @@ def test_markdown_has_its_pictures_beside_it(tmp_path: Path):
     for name in named:
         assert ElementTree.parse(out.parent / name).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     table = [line for line in text.splitlines() if line.startswith("|")]
+    assert "\n- steps: **24 of 24** (ended: exported)\n" in text
     assert "| tool\\_rl | 64 problems, mean@8, with the tool | 0.322 (0.281 to 0.363)" in "\n".join(table)
 
 
@@ -288,6 +289,7 @@ def test_a_foreign_report_beside_a_run_is_a_note_and_a_named_one_an_error(tmp_pa
     (tmp_path / "plots" / "report.json").write_text('{"coverage": 1}')
     reports, (note,) = all_reports([run], ())
     assert not reports and "plots/report.json: not a report of `retool eval`" in note
+    assert f"Omitted: {tmp_path}/plots/report.json" in page(tmp_path, run.path).text("before-and-after")
     with pytest.raises(DataError, match="not a report of `retool eval`"):
         all_reports([run], [tmp_path / "plots"])
     with pytest.raises(DataError, match=r"nor its folders contain a report.json"):

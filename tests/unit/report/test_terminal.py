@@ -150,6 +150,7 @@ def test_every_tool_shows_every_alarm(tmp_path: Path):
     assert len(sentences) == 3
     frame_of_watch = " ".join(shown(path).replace("│", " ").split())
     _, of_runs, _ = runs_table(tmp_path, [path])
+    assert [label for label, _ in runs_table(path, [path])[2]] == ["run"]
     report, _ = make_report([run])
     [of_report] = [section for section in report.sections if section.title == "Warnings"]
     for each in sentences:
@@ -224,7 +225,7 @@ def test_control_characters_of_a_name_reach_no_terminal_and_no_report(tmp_path: 
 def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
     shutil.copytree(QUICKSTART / "tool_rl", tmp_path / "a" / "tool_rl")
     rows = steps(4, accuracy=0.25, tokens_per_s=1234.0)
-    rows[-1]["unix_s"] = time.time() - 150.0
+    rows[-1] |= {"unix_s": time.time() - 150.0, "accuracy": 0.75, "tokens_per_s": 4321.0}
     write_run(tmp_path / "[red]half", run={"name": "half"}, rows=rows)
     write_run(tmp_path / "now", kind="sft", rows=steps(2))
     (write_run(tmp_path / "[i]torn", run={"name": "torn"}) / "metrics.jsonl").write_text("{\n")
@@ -236,7 +237,7 @@ def test_runs_lists_each_with_its_state_and_command(tmp_path: Path):
         row = [cell for cell in re.split(r"\s{2,}", line) if cell]
         cells.setdefault(row[0], row)  # the commands follow
     assert cells["a/tool_rl"][1:3] == ["rl", "ended"] and cells["a/tool_rl"][4:6] == ["24/24", "0.938"]
-    assert cells["[red]half"][2] == "killed" and cells["[red]half"][4:7] == ["4/10", "0.250", "1,234"]
+    assert cells["[red]half"][2] == "killed" and cells["[red]half"][4:7] == ["4/10", "0.750", "4,321"]
     assert cells["now"][1:4] == ["sft", "running", "steps"] and cells["now"][7].endswith("left")
     assert cells["[i]torn"][2] == "damaged"
     assert cells["[red]half"][7].startswith("2 min 3") and cells["[red]half"][7].endswith(" s ago")

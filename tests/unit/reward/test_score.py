@@ -36,10 +36,13 @@ def test_the_values_come_from_the_configuration(monkeypatch: pytest.MonkeyPatch)
     assert compute_score("math", r"\boxed{1}", "1", None, reward=Reward(answer=[2.0, 0.5]))["score"] == 2.0
     assert compute_score("math", r"\boxed{2}", "1", None, reward=Reward(answer=[2.0, 0.5]))["score"] == 0.5
     limits: list[float] = []
-    verdict = Verdict(False, "timeout")
-    monkeypatch.setattr("retool_mcore.reward.response.judge", lambda *_, timeout_s: limits.append(timeout_s) or verdict)
-    compute_score("math", r"\boxed{2}", "1", None, reward=Reward(timeout_s=0.5))
-    assert {*limits} == {0.5}
+    verdicts = [Verdict(False, how) for how in ("timeout", "crash", "too long", "values")]
+    judged = iter(verdicts)
+    judge = "retool_mcore.reward.response.judge"
+    monkeypatch.setattr(judge, lambda *_, timeout_s: limits.append(timeout_s) or next(judged))
+    made = [compute_score("math", r"\boxed{2}", "1", None, reward=Reward(timeout_s=0.5)) for _ in verdicts]
+    assert [each["check_failed"] for each in made] == [1.0, 1.0, 0.0, 0.0]
+    assert limits == [0.5] * 4
 
 
 def test_the_agent_loops_answer_counts_and_a_data_column_of_that_name_does_not():

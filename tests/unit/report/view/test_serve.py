@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from retool_mcore.errors import ConfigError
 from retool_mcore.report.view.page import write_page
 from retool_mcore.report.view.serve import OWN_PORTS, LivePage, live_app, serve
 from retool_mcore.report.view.sources import open_source
@@ -97,6 +98,8 @@ def test_a_page_has_its_port_again_so_that_a_browser_has_its_notes_again(run: Pa
     assert ports[0] == ports[1] and ports[0] in OWN_PORTS
     with socket.create_server(("127.0.0.1", ports[0])):
         serve(live(run), 0, lines.append)
+        with pytest.raises(ConfigError, match=rf"--port {ports[0]}: .* Choose another port, or 0"):
+            serve(live(run), ports[0], lines.append)
     assert f":{ports[0]}/" not in lines[2]
 
 
