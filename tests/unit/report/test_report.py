@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retool_mcore.errors import ConfigError, DataError
 from retool_mcore.report.build import write_report
-from retool_mcore.report.charts import HEIGHT, MANY_POINTS, MAX_POINTS, WIDTH, Bar, Line, bar_chart, line_chart, thinned
+from retool_mcore.report.charts import HEIGHT, MANY_POINTS, MAX_POINTS, WIDTH, Line, line_chart, thinned
 from retool_mcore.report.evaluations import all_reports, before_and_after
 from retool_mcore.report.facts import changed_settings
 from retool_mcore.report.numbers import duration, number
@@ -399,15 +399,6 @@ def test_ticks_are_round_and_hold_all_values():
     assert [each[0] for each in texts] == ["10", "10.25", "10.5", "10.75", "11", "1", "2", "3", "4", "5"]
     assert texts[:5:4] == [("10", "39.0", "169.5"), ("11", "39.0", "15.5")]
     assert texts[5::2] == [("1", "46.0", "182.0"), ("3", "216.0", "182.0"), ("5", "386.0", "182.0")]
-
-
-def test_bars_are_as_long_as_their_values(tmp_path: Path):
-    svg = bar_chart([Bar(label="a", value=4.0, text="x"), Bar(label="b", value=1.0, text="y", colour=7)])
-    bars = [rect.attrib for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
-    assert [(bar["y"], bar["width"], bar["style"][:20]) for bar in bars] == [
-        ("0.0", "154.0", "fill: var(--series-0"),
-        ("22.0", "38.5", "fill: var(--series-1"),
-    ]
 
 
 def test_a_long_run_has_a_small_chart_that_keeps_its_peaks():
