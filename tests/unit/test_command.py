@@ -159,14 +159,30 @@ def test_the_options_of_view_choose_trajectories(tmp_path: Path):
         assert said == f"wrote {page}: {content}, {page.stat().st_size / 1e6:.1f} MB\n"
 
 
-def test_the_options_of_report_arrive_and_its_notes_are_told(monkeypatch: pytest.MonkeyPatch):
-    def written(runs: Any, out: Path, evaluations: Any) -> list[str]:
-        return [f"{[*map(str, runs)]} {out} {[*map(str, evaluations)]}"]
+@pytest.mark.parametrize(
+    ("words", "function", "arguments"),
+    [
+        ("report a b --out c --eval d --eval e", "report.build.write_report", "[a, b], c, [d, e]"),
+        ("export a --to b --checkpoint best --adapter", "run.export.export", "a, b, best, adapter=True"),
+        ("quickstart --seed 3 --root a", "quickstart.run", "a, 3"),
+        ("data task a --seed 4", "data.tasks.make_task", "a, 4"),
+        ("data model a b --dtype float32", "data.gguf_model.write_gguf_model", "a, b, float32"),
+        ("data fetch a --local b --only c", "data.fetch.fetch", "a, b, echo, c"),
+    ],
+)
+def test_the_arguments_of_a_command_arrive(words: str, function: str, arguments: str, monkeypatch: pytest.MonkeyPatch):
+    seen: list[str] = []
 
-    monkeypatch.setattr("retool_mcore.report.build.write_report", written)
-    words = ("report", "a", "b", "--out", "r.md", "--eval", "c", "--eval", "d")
-    done = CliRunner().invoke(all_commands(), [*words])
-    assert (done.stdout, done.stderr) == ("wrote r.md\n", "note: ['a', 'b'] r.md ['c', 'd']\n")
+    def called(*given: Any, **named: Any) -> list[str]:
+        shown = [str([*map(str, each)]).replace("'", "") if isinstance(each, list) else each for each in given]
+        words = [getattr(each, "__name__", str(each)) for each in shown]
+        seen.append(", ".join([*words, *(f"{name}={value}" for name, value in named.items())]))
+        return ["noted"]
+
+    monkeypatch.setattr(f"retool_mcore.{function}", called)
+    done = CliRunner().invoke(all_commands(), words.split())
+    assert (done.exit_code, seen) == (0, [arguments]), done.output
+    assert done.stderr == ("note: noted\n" if words.startswith("report") else "")
 
 
 def test_a_limit_reads_the_first_rows(tmp_path: Path):

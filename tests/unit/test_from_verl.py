@@ -96,10 +96,10 @@ def test_defaults_of_verl_that_change_what_is_learnt_are_written_out(tmp_path: P
 def test_a_value_is_read_back_as_our_setting_counts_it(tmp_path: Path, row: list[Any]):
     verl = [each for each in row if isinstance(each, str)]
     steps = "trainer.total_training_steps=30" if "warmup_steps=6" in verl[0] else STEPS
-    tree, _, _ = converted(tmp_path, "algorithm.adv_estimator=grpo\n", steps, *verl)
+    tree, _, _ = converted(tmp_path, "# of mine\nalgorithm.adv_estimator=grpo\n", steps, *verl)
     for settings in row[len(verl) :]:
         for section, values in settings.items():
-            assert {name: tree[section].get(name) for name in values} == values, section
+            assert {name: tree[section].get(name, "") for name in values} == values, section
 
 
 def test_epochs_are_steps_where_the_data_is_here_and_a_formula_elsewhere(tmp_path: Path):
@@ -118,7 +118,7 @@ SCRIPT = """#!/usr/bin/env bash
 set -x
 export VLLM_USE_V1=1  # it's a comment
 CONFIG_PATH="$(pwd)/config"
-n=${N_RESP:-8}
+export n=${N_RESP:-8}
 train_files="['data/a.parquet']"
 DATA=(
   data.train_files="$train_files"

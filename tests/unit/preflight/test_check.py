@@ -1,6 +1,5 @@
 """One check finds every mistake that needs no device, in a dry run as at a start."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.data.files import read_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs
-from retool_mcore.preflight.check import CheckScope, _checks, _findings, check
-from retool_mcore.preflight.findings import missing
+from retool_mcore.preflight.check import CheckScope, _checks, check
 from tests.unit.preflight.test_preflight import RL, good, settings, task  # noqa: F401  a fixture
 
 ELSEWHERE = CheckScope(platform=get_platform("cpu"), is_target=False)
@@ -93,14 +91,6 @@ def test_a_wrong_value_is_an_error_without_model_and_data():
     shared = load_config(RlConfig, RL, ["memory.offload_idle=true", "reward.function=math:sqrt"])
     message = wrong(shared)
     assert any("memory.offload_idle" in text for text in message) and any("math:sqrt" in text for text in message)
-
-
-def test_a_missing_model_is_an_error_only_on_the_machine_of_the_run():
-    def severities(is_target: bool) -> list[str]:
-        found = _findings("model", lambda: [missing("model", "no model")], replace(ELSEWHERE, is_target=is_target))
-        return [each.severity for each in found]
-
-    assert (severities(is_target=True), severities(is_target=False)) == (["error"], ["note"])
 
 
 SETTINGS, MACHINE = ["settings", "stall"], ["versions", "devices", "disk", "host memory", "sockets"]

@@ -11,7 +11,7 @@ from retool_mcore.cli.main import all_commands
 from retool_mcore.config import SftConfig, load_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight import limits
-from retool_mcore.preflight.limits import address_space_problem, ensure_open_files, ensure_threads, require_limits
+from retool_mcore.preflight.limits import address_space_problem, ensure_open_files, ensure_threads
 
 ROOT = Path(__file__).parents[3]
 SFT = ROOT / "configs" / "sft_tiny_cpu.toml"
@@ -45,16 +45,6 @@ def test_a_place_that_takes_no_file_is_one_line(
     run = ROOT / "tests" / "report" / "quickstart" / "tool_rl"
     result = CliRunner().invoke(all_commands(), ["report", str(run), "--out", out])
     assert result.exit_code == 2 and result.output.splitlines()[-1].startswith(message), result.output
-
-
-def test_a_low_limit_of_files_is_raised_where_its_owner_may(tmp_path: Path):
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
-        require_limits(load_config(SftConfig, SFT, [f"run.root={tmp_path}"]))
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (512, before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 UNLIMITED = resource.RLIM_INFINITY

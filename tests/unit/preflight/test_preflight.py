@@ -8,6 +8,7 @@ import shutil
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,6 +131,8 @@ def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.Monke
     *_, last = machine.settings(nothing, get_platform("cpu"))
     assert last.severity == "warning" and "will not save the trained weights" in last.text
     assert levels(list(machine.settings(config, get_platform("cpu")))) == ["ok"]
+    slow = SimpleNamespace(name="slow", check_settings=lambda _: None, remarks=lambda _: ["it is slow"])
+    assert [*machine.settings(config, slow)][1:] == [warning("settings", "it is slow")]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -186,10 +189,11 @@ def test_a_template_without_tool_turns(task: Path, tmp_path: Path):
 
 
 def test_validation_on_the_training_file(task: Path):
-    run = good(task, f'validation.files=["{task}/rl_train.parquet"]')
+    both = f'validation.files=["{task}/rl_val.parquet", "{task}/rl_train.parquet"]'
+    run = good(task, both)
     found = judged("data", lambda: inputs.data(run, all_rows=True, render=True))
     assert "error" in levels(found)
-    run = good(task, f'validation.files=["{task}/rl_train.parquet"]', "data.allow_overlap=true")
+    run = good(task, both, "data.allow_overlap=true")
     assert set(levels(judged("data", lambda: inputs.data(run, all_rows=True, render=True)))) == {"ok", "note"}
     run = good(task, "data.train_file=a", 'validation.files=["b"]')
     (found,) = judged("data", lambda: inputs.data(run, all_rows=True, render=True))
