@@ -38,7 +38,6 @@ def test_a_step_longer_than_the_limit_continues_while_its_parts_end_and_0_is_no_
 
 
 def test_a_run_that_waits_for_a_dead_process_is_freed_and_tells_which(tmp_path: Path):
-    """Its main thread heeds no signal while its child lives."""
     done = run("lost", tmp_path, 60.0)
     assert (done.returncode, done.stdout) == (2, "a worker died\n"), done.stderr
 

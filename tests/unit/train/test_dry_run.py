@@ -15,13 +15,6 @@ def test_a_report_lists_the_devices_notes_raw_keys_and_what_differs_from_verls_d
     report = dry_run.dry_run(load_config(SftConfig, "configs/sft_tiny_cpu.toml", words))
     head, note, raw, count, *lines = report.splitlines()
     assert head == "# configs/sft_tiny_cpu.toml: SFT on platform cpu, 3 x 2 devices. Nothing was started."
-    assert note == "# note: of a problem"
-    assert raw == f"# raw verl key, [verl_overrides]: optim.optimizer = '{'x' * 130}'"
+    assert [note, raw] == ["# note: of a problem", f"# raw verl key, [verl_overrides]: optim.optimizer = '{'x' * 130}'"]
     assert count == f"# {len(lines)} settings differ from verl's defaults:" and len(lines) > 5
     assert f"optim.optimizer: adam -> {'x' * 117}..." in lines and "engine.dtype: bfloat16 -> float32" in lines
-
-
-def test_differences_have_dotted_keys_and_both_values():
-    defaults, settings = {"a": {"b": 1, "c": 2}, "gone": 3}, {"a": {"b": 1, "c": 5}, "new": {"d": 4}}
-    wanted = {"a.c": (2, 5), "gone": (3, dry_run.MISSING), "new.d": (dry_run.MISSING, 4)}
-    assert dry_run.differences(defaults, settings) == wanted

@@ -85,8 +85,8 @@ def test_a_lost_rank_can_be_started_again(error: Exception):
 
 
 def test_a_signal_of_any_rank_is_known_to_all(monkeypatch: pytest.MonkeyPatch):
-    others = {dist.ReduceOp.MAX: max}  # of this operation alone the result is one of the signals
-    monkeypatch.setattr(sft.dist, "all_reduce", lambda own, how: own.fill_(others[how](int(own), 15)))
+    other = {dist.ReduceOp.MAX: lambda own: max(own, 15)}  # of this operation alone the result is a signal
+    monkeypatch.setattr(sft.dist, "all_reduce", lambda own, how: own.fill_(other[how](int(own))))
     assert [sft._signal_of_any_rank(own) for own in (0, 2, 30)] == [15, 15, 30]
 
 

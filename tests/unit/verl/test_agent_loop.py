@@ -19,10 +19,10 @@ from tests.unit.verl.loss_scenario import RL
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 STOP = 7
-CALL_END: Any = SimpleNamespace(as_json="a table")
 REQUEST = TurnRequest(
     token_ids=[1, 2], max_new_tokens=8, stop_token_ids=[STOP, 9], trajectory_id="of this one", turn_tokens=1,
-    call_end=CALL_END, sampling=Sampling(temperature=0.7, top_p=0.9, top_k=40, seed=11),
+    call_end=cast("Any", SimpleNamespace(as_json="a table")),
+    sampling=Sampling(temperature=0.7, top_p=0.9, top_k=40, seed=11),
 )  # fmt: skip
 
 
@@ -48,8 +48,7 @@ def test_a_request_has_each_number_under_its_own_name():
     assert (answer.version, answer.cached_tokens, answer.stop) == (5, 2, "stop"), "what a turn ended with"
     params = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.0, "logprobs": True, "max_new_tokens": 8}
     params |= {"stop_token_ids": [STOP, 9], "top_k": 40}
-    custom = {TABLE: "a table", TURN_TOKENS: 1}
-    more = {"top_k": 50, "min_p": 0.1, "sampling_seed": 11, "custom_params": custom}
+    more = {"top_k": 50, "min_p": 0.1, "sampling_seed": 11, "custom_params": {TABLE: "a table", TURN_TOKENS: 1}}
     request = {"request_id": "of this one", "prompt_ids": [1, 2]}
     assert asked == {**request, "sampling_params": params | more}
     assert turn("stop", [STOP], [-0.5])[1] == {**request, "sampling_params": params}
@@ -98,13 +97,15 @@ def test_a_turn_keeps_its_tokens_and_why_it_stopped(
     assert (answer.token_ids, answer.logprobs, answer.stop) == (token_ids, log_probs or [], stop)
 
 
-@pytest.mark.parametrize("reason", StopReason)
-def test_a_response_that_found_no_room_is_truncated_too(reason: StopReason):
+def test_a_response_that_found_no_room_is_truncated_too():
     from retool_mcore.verl.agent_loop import is_masked
 
-    trajectory: Any = SimpleNamespace(stop_reason=reason, has_void_turn=False)
-    algorithm = load_config(RlConfig, RL, ['algorithm.mask=["truncated"]']).algorithm
-    assert is_masked(algorithm, trajectory) == (reason in (StopReason.LENGTH, StopReason.NO_ROOM))
+    algorithm, row = (
+        load_config(RlConfig, RL, ['algorithm.mask=["truncated"]']).algorithm,
+        SimpleNamespace(has_void_turn=False),
+    )
+    masked = [row.stop_reason for row.stop_reason in StopReason if is_masked(algorithm, cast("Any", row))]
+    assert masked == [StopReason.LENGTH, StopReason.NO_ROOM]
 
 
 def test_a_tool_gets_the_rows_truth_source_and_other_columns():

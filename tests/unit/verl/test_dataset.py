@@ -15,7 +15,6 @@ from retool_mcore.evaluate.problems import read_problems
 from retool_mcore.platforms import get_platform
 from retool_mcore.rollout.protocol import Hermes
 from retool_mcore.verl.keys.tree import ppo_keys
-from retool_mcore.verl.plugin import assert_loaded
 
 RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
 # Rows of verl's gsm8k_multiturn_w_tool.py, with a tool of verl's and its loop; rows of DAPO; and
@@ -31,9 +30,7 @@ def files(folder: Path, *forms: str) -> list[str]:
 
 
 @pytest.fixture
-def dataset(tokenizer):
-    get_platform("cpu").activate()
-    assert_loaded()
+def dataset(tokenizer, verl_on_cpu):
     from retool_mcore.verl.dataset import ReToolDataset
 
     return lambda paths: ReToolDataset(data_files=paths, tokenizer=tokenizer, config=None, max_samples=-1)

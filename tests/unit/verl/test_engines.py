@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -187,3 +188,20 @@ def test_a_server_starts_early_for_each_engine_and_for_no_gpu_that_trains(
     trainer.config.actor_rollout_ref.rollout = SimpleNamespace(name="sglang", **sizes)
     trainer.start_engines()
     assert made == [2]
+
+
+def test_a_server_is_dead_when_its_pending_call_fails_and_not_when_the_network_does(monkeypatch: pytest.MonkeyPatch):
+    from ray.exceptions import ActorUnavailableError, RayActorError
+
+    from retool_mcore.verl import engines
+
+    def get(call: Exception) -> None:
+        raise call
+
+    monkeypatch.setattr(engines.ray, "wait", lambda calls, timeout: [[call for call in calls if call != "pending"]])
+    monkeypatch.setattr(engines.ray, "get", get)
+    alive, other, death = mock.Mock(), mock.Mock(), RayActorError()
+    alive.until_it_dies.remote = iter(["pending"]).__next__  # it is called once
+    other.until_it_dies.remote = iter([ActorUnavailableError("a cable", None), death]).__next__
+    watch = engines.ServerWatch()
+    assert [watch.death([alive, other]) for _ in range(2)] == [None, death]

@@ -8,9 +8,7 @@ from retool_mcore.config import Memory, RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_recompute
 from retool_mcore.model.shape import layers_to_recompute, shape_of_config, token_memory
-from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
-from retool_mcore.verl.plugin import assert_loaded
 from retool_mcore.verl.recompute import set_budget
 
 QWEN_7B = shape_of_config(
@@ -23,7 +21,6 @@ QWEN_7B = shape_of_config(
         "vocab_size": 152064,
     }
 )
-SFT = "configs/sft_qwen2.5_7b_h200x8.toml"
 
 
 @given(
@@ -77,8 +74,7 @@ def test_of_an_rl_run_the_longest_response_counts():
         ([[150, 140], [130, 120]], 1, 150, 2),  # no more than sequences
     ],
 )
-def test_the_budget_of_a_batch(lengths: list[list[int]], cp: int, budget: int, least: int):
-    get_platform("cpu").activate()
+def test_the_budget_of_a_batch(lengths: list[list[int]], cp: int, budget: int, least: int, verl_on_cpu: None):
     from tensordict import TensorDict
 
     data = TensorDict({}, batch_size=[])
@@ -86,9 +82,7 @@ def test_the_budget_of_a_batch(lengths: list[list[int]], cp: int, budget: int, l
     assert (data["max_token_len_per_gpu"], data[MIN_MICRO_BATCHES]) == (budget, least)
 
 
-def test_only_auto_takes_workers_that_recompute():
-    get_platform("cpu").activate()
-    assert_loaded()  # verl may have been imported for another file's tests, before the platform was known
+def test_only_auto_takes_workers_that_recompute(verl_on_cpu: None):
     from verl.experimental.separation.engine_workers import DetachActorWorker
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 

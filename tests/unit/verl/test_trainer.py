@@ -130,7 +130,6 @@ def test_restarts_are_counted_by_row_and_bounded_by_the_run(tmp_path: Path):
 def test_patience_is_counted_over_what_verls_validation_and_ours_have_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from omegaconf import OmegaConf
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     monkeypatch.setattr(PPOTrainer, "_validate", lambda self: {"val-core/x": 1.0})
