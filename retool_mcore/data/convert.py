@@ -182,7 +182,7 @@ def expanded(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     steps, final = read_inline(dialogue[1]["content"])
     expanded_turns: list[dict[str, Any]] = list(turns[: turns.index(dialogue[1])])
     for step in steps:
-        expanded_turns.append({"role": "assistant", "content": step.text, "tool_calls": [tool_call(step.code)]})
+        expanded_turns.append({**dialogue[1], "content": step.text, "tool_calls": [tool_call(step.code)]})
         expanded_turns.append({"role": "tool", "content": step.output})
     return [*expanded_turns, {**dialogue[1], "content": final}]
 
@@ -291,7 +291,7 @@ class Conversion:
                 raise Rejected("answer", problem)
         await self._execute(turns)
         question = next(turn for turn in turns if turn["role"] == "user")["content"]
-        text_only = not calls and "tools" in source and not source["tools"] and QUESTION_HEADER not in question
+        text_only = not calls and "tools" in source and not tools and QUESTION_HEADER not in question
         turns = self._rewrite_prompt(turns, notes)
         if text_only:  # the row offers no tool
             made = {"messages": turns, "tools": None, **row}

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from retool_mcore.cli.data import app
 from retool_mcore.data.chat import normalised_messages, render
-from retool_mcore.data.convert import Conversion, convert_sft, read_turns
+from retool_mcore.data.convert import Conversion, convert_sft, expanded, read_turns
 from retool_mcore.data.files import read_jsonl, read_rows
 from retool_mcore.data.prompt_format import QUESTION_HEADER, RETOOL_INSTRUCTION
 from retool_mcore.data.sft import load_sft
@@ -107,6 +107,8 @@ async def test_the_raw_and_the_converted_form_become_each_other():
     (row,) = (await convert([{"messages": both, "answer": "4"}], protocol="retool")).rows
     text = f"Two.\n{runs[0]}\n{runs[1]}So it is\n{ANSWER}"
     assert row["messages"][1] == {"role": "assistant", "content": text, "weight": 1}
+    raw = [RAW["messages"][0], {**RAW["messages"][1], "weight": 1}]
+    assert [turn.get("weight") for turn in expanded(raw)] == [None, 1] * 3, "each turn of a weighted trace has it"
     made = await Conversion("retool", as_is=True).row("here", {"messages": OPENAI})
     assert made["messages"][1] == {"role": "user", "content": PROBLEM}
 
@@ -219,8 +221,8 @@ def test_a_marked_turn_has_no_loss(tmp_path, tokenizer, key):
 
 async def test_a_row_with_an_empty_column_of_tools_and_no_calls_offers_none():
     talk = {"messages": [USER, FINAL], "answer": "4"}
-    report = await convert([talk, {**talk, "tools": []}, {"messages": OPENAI, "tools": [], "answer": "4"}])
-    assert [row["tools"] for row in report.rows] == [[CODE_INTERPRETER], None, [CODE_INTERPRETER]]
+    report = await convert([talk, *({**talk, "tools": none} for none in ([], "[]")), {"messages": OPENAI, "tools": [], "answer": "4"}])
+    assert [row["tools"] for row in report.rows] == [[CODE_INTERPRETER], None, None, [CODE_INTERPRETER]]
 
 
 async def test_every_snippet_is_executed_and_its_output_compared():
