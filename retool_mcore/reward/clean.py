@@ -82,7 +82,9 @@ def _to_ascii(char: str) -> str:
         return f"^{{{plain}}}"
     if name.startswith("GREEK SMALL LETTER ") and name.count(" ") == 3:
         return f"\\{name.split()[-1].lower()} "
-    plain = unicodedata.normalize("NFKC", char)
+    plain = unicodedata.normalize("NFKC", char).replace("\N{FRACTION SLASH}", "/")
+    if name.startswith("VULGAR FRACTION "):
+        return f" {plain}"  # a mixed number behind an integer
     return plain if plain.isascii() else char
 
 

@@ -31,7 +31,7 @@ def test_no_answer_equals_two_truths_that_differ():
         for one, other in draw.sample(pairs, 30):
             answer = hedge.format(one, other)
             assert not (equivalent(answer, one) and equivalent(answer, other)), (answer, one, other)
-        named = hedge in (r"{} \approx {}", "x = {} = {}")  # A and x may be names of the value B
+        named = hedge == "x = {} = {}"  # A may be a name of the value B
         for pair in (("5", "7"), ("5", "7") if named else ("A", "B")):
             assert not any(equivalent(hedge.format(*pair), each) for each in pair), (hedge, pair)
 
