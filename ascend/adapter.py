@@ -176,16 +176,18 @@ class Ascend(Platform):
         super().check_settings(config)
         limits.check(config)
         _check_positions(config)
+        if not isinstance(config, RlConfig):
+            return
         if os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1" and not self.rollout.enforce_eager:
             raise PlatformError(
                 "ASCEND_LAUNCH_BLOCKING = 1 is set, and vllm-ascend refuses it with ACL graphs. Unset it."
             )
-        if isinstance(config, RlConfig) and os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
             raise PlatformError(
                 "TORCHDYNAMO_DISABLE = 1 is set, as verl's guide for NPUs suggests. vLLM's piecewise graphs need "
                 "torch.compile, so the engines would silently decode without graphs. Unset it."
             )
-        if isinstance(config, RlConfig) and "expandable_segments:True" in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
+        if "expandable_segments:True" in os.environ.get("PYTORCH_NPU_ALLOC_CONF", ""):
             raise PlatformError(
                 "PYTORCH_NPU_ALLOC_CONF has expandable_segments:True, which vllm-ascend's memory pool refuses. "
                 "Unset it. verl enables the option while the actor trains."

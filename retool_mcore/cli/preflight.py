@@ -84,7 +84,7 @@ def get(
             whole = isinstance(table, BaseModel)
             near = nearest(key if whole else section, [f"{section}.{field}" for field in known] if whole else known)
             raise ConfigError(
-                f"{config}: {key!r} is not a setting of this run{near}. Write section.key, such as train.steps"
+                f"{config}: {key!r} is not a setting of this run (write section.key, such as train.steps){near}"
             )
         value = getattr(table, name)
         values.append(" ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value))

@@ -221,7 +221,9 @@ def test_a_marked_turn_has_no_loss(tmp_path, tokenizer, key):
 
 async def test_a_row_with_an_empty_column_of_tools_and_no_calls_offers_none():
     talk = {"messages": [USER, FINAL], "answer": "4"}
-    report = await convert([talk, *({**talk, "tools": none} for none in ([], "[]")), {"messages": OPENAI, "tools": [], "answer": "4"}])
+    report = await convert(
+        [talk, *({**talk, "tools": none} for none in ([], "[]")), {"messages": OPENAI, "tools": [], "answer": "4"}]
+    )
     assert [row["tools"] for row in report.rows] == [[CODE_INTERPRETER], None, None, [CODE_INTERPRETER]]
 
 
