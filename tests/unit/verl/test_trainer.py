@@ -169,6 +169,27 @@ def test_polls_of_a_validation_are_in_no_row(tmp_path: Path, monkeypatch: pytest
     assert trainer.engine_metrics() == {"engine/restarts": 0.0}, "each poll is in one row"
 
 
+def test_the_data_loaders_state_in_a_checkpoint_is_that_of_the_saved_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """verl saves the current step's state, which a run that stops within a step must not keep."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    trainer, actor = trainer_of(tmp_path), tmp_path / "actor"
+    trainer._saver = SimpleNamespace(save=lambda step: trainer._write_checkpoint(str(actor), step))
+    trainer._ending = SimpleNamespace(first_signal=0)
+    trainer.trainer_mode = "sync"
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: torch.save(state["now"], tmp_path / "data.pt"))
+    state, kept = {"now": "step 4"}, list[str]()
+    trainer.train_dataloader = SimpleNamespace(state_dict=lambda: state["now"])
+    trainer.save_if_requested()
+    state["now"] = "step 5"
+    for trainer._stopped in (False, True):
+        trainer._save_checkpoint()
+        kept.append(torch.load(tmp_path / "data.pt"))
+    assert kept == ["step 5", "step 4"]
+
+
 def test_validations_rows_are_held_out_and_those_of_training_are_not(tmp_path: Path):
     trainer = trainer_of(tmp_path)
     trainer.train_dataset, trainer.val_dataset = SimpleNamespace(held_out=False), SimpleNamespace(held_out=False)
