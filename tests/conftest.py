@@ -104,6 +104,7 @@ def server(model_dir, tmp_path_factory):
             log_path=log_path,
             extra_args=["--skip-tokenizer-init", "--enable-custom-logit-processor"],
             max_running_requests=64,
+            engine_args={"random_seed": 41},
         )
     with made as running:
         yield running

@@ -52,6 +52,11 @@ def check_against_transformers(answers: list[dict], folder: Path) -> None:
         torch.testing.assert_close(got, want.gather(1, ids[:, None])[:, 0], atol=5e-5, rtol=0)
 
 
+def test_arguments_by_name_reach_the_server(server):
+    with httpx.Client(**access(server)) as client:
+        assert client.get("/server_info").raise_for_status().json()["random_seed"] == 41
+
+
 def test_its_weights_have_the_sums_of_the_models_files(server, model_dir):
     """Fused matrices included. No layer is skipped, except the vocabulary, which SGLang pads."""
     weights = load_file(model_dir / "model.safetensors")

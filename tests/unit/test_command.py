@@ -71,7 +71,8 @@ def test_scripts_get_values_on_one_line_as_the_command_line_sets_them():
     changed = 'run.trackers=["wandb", "mlflow"]'
     assert shown(*words, changed, "--platform", "cuda") == "wandb mlflow 3 0.0002 cuda\n"
     done = CliRunner().invoke(all_commands(), ["get", RL, "optim.lrr"])
-    assert done.exit_code == 2 and "'optim.lrr' is not a setting of this run; did you mean optim.lr?" in done.stderr
+    assert done.exit_code == 2 and "'optim.lrr' is not a setting of this run (write section.key," in done.stderr
+    assert done.stderr.endswith("; did you mean optim.lr?\n")
 
 
 def test_preflight_prints_the_problems_counts_them_and_exits_with_2(monkeypatch: pytest.MonkeyPatch):
