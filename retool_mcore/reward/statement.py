@@ -27,7 +27,7 @@ _LEAD_IN = re.compile(
 _FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)")
 _FORMULA_SIGN = re.compile(r"\$|\\\(")
 _BOX = re.compile(r"\\boxed ?\{([^{}]+(?:\{[^{}]*\}[^{}]*)*)\}")
-_EQUALITY = re.compile(r"(=|\\(?:approx|simeq|equiv)(?![a-z]))")
+_EQUALITY = re.compile(r"=|\\(?:approx|simeq|equiv)(?![a-z])")
 _APPROXIMATION = re.compile(r"\A(.*[\d}]) ?\((?:\\approx ?|approximately )?(-?\d*\.\d+)\)")
 _RUN = re.compile(r"[A-Za-z]+")
 _PLAIN_TEXT = re.compile(r"[A-Za-z][A-Za-z\d .,:;'&-]*")
@@ -223,8 +223,8 @@ def quick_verdict(answer: str, truth: str) -> bool | None:
     if (known := same_numbers(mine.text, theirs.text)) is not None:
         return known
     if (letter := choice(theirs.text)) is not None:
-        left, sign, _ = (*_EQUALITY.split(mine.text, 1), "", "")[:3]
-        if sign and choice(left.strip()):
+        sign = _EQUALITY.search(mine.text)
+        if sign and choice(mine.text[: sign.start()].strip()):
             return False  # A = B names two choices
         named = mine.label or choice(mine.text) or (mine.text.upper() if mine.text in "abcde" else "")
         return letter == named if named else None
