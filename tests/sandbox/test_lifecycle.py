@@ -35,7 +35,7 @@ async def test_a_bounded_number_of_calls_executes_in_order_of_arrival():
         assert time.monotonic() - started >= 0.5  # 10 calls of 0.1 s, two at a time
     queue_s = [result.queue_s for result in results]
     assert all(later > earlier - 0.05 for earlier, later in pairwise(queue_s))
-    assert queue_s[0] < 0.2 and queue_s[9] > 0.35
+    assert queue_s[9] - queue_s[0] > 0.35  # of 0.4 s: the first two start at once
 
 
 async def test_the_run_timeout_does_not_count_the_queue():
