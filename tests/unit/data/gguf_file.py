@@ -20,7 +20,7 @@ MODEL_NAME = "Coin 0.1B Instruct"  # published files have one, and it gets into 
 
 
 def write_gguf(
-    folder: Path, file: Path, *, eos: str = END_OF_TURN, pre: str = "qwen2", output_noise: float | None = None
+    folder: Path, file: Path, *, eos: str = END_OF_TURN, output_noise: float | None = None
 ) -> dict[str, Any]:
     """The model of a Hugging Face folder as GGUF, in float32.
 
@@ -49,7 +49,7 @@ def write_gguf(
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in backend["model"]["merges"]])

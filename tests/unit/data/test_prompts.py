@@ -9,8 +9,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from retool_mcore.cli.rollout import read_prompts
@@ -42,9 +40,7 @@ from retool_mcore.data.rl_prompts import check_prompts, messages_of
 from retool_mcore.data.tasks import SYSTEM_PROMPT, problems, rl_row, tool_trace
 from retool_mcore.data.tokenizer import load_tokenizer, tokenizer_of
 from retool_mcore.data.tool import tool_call
-from retool_mcore.errors import ConfigError, DataError
-from retool_mcore.platforms import get_platform
-from retool_mcore.preflight.check import CheckScope, check, require
+from retool_mcore.errors import DataError
 
 FORMATS = [
     PromptFormat(),
@@ -55,6 +51,10 @@ FORMATS = [
 PROBLEM = "A bus has 31 seats. How many seats have 7 such buses?"
 DAPO = next(wrapper for wrapper in WRAPPERS if wrapper.name == "DAPO")
 WRAPPED = f"{DAPO.heads[0]}\n\n{PROBLEM}\n\n{DAPO.tails[0]}"
+
+
+def user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
 
 
 # ------------------------------------------------------- the format of prompts
@@ -87,12 +87,12 @@ def test_the_quickstarts_files_and_a_converted_file_have_one_format(tmp_path: Pa
 @pytest.mark.parametrize(("protocol", "prompt_of"), [("hermes", hermes_prompt), ("retool", retool_prompt)])
 async def test_sft_and_rl_have_the_same_prompt(protocol: Any, prompt_of: Callable[[str], str]):
     content = f"You may write code.\n\n{QUESTION_HEADER}\n{PROBLEM}"
-    talk = [{"role": "user", "content": content}, {"role": "assistant", "content": "\\boxed{217}"}]
+    talk = [user(content), {"role": "assistant", "content": "\\boxed{217}"}]
     sft_row = await Conversion(protocol).row("here", {"messages": talk})
-    raw = {"prompt": [{"role": "user", "content": WRAPPED}], "reward_model": {"ground_truth": "217"}}
+    raw = {"prompt": [user(WRAPPED)], "reward_model": {"ground_truth": "217"}}
     (row,) = convert_rl([("here", raw)], "x").rows
     assert sft_row["messages"][0]["content"] == prompt_of(row["prompt"][0]["content"])
-    assert messages_of(raw["prompt"]) == row["prompt"] == [{"role": "user", "content": hermes_prompt(PROBLEM)}]
+    assert messages_of(raw["prompt"]) == row["prompt"] == [user(hermes_prompt(PROBLEM))]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ async def test_sft_and_rl_have_the_same_prompt(protocol: Any, prompt_of: Callabl
     ],
 )
 def test_a_prompt_without_a_foreign_instruction_stays_unchanged(content: str):
-    assert messages_of([{"role": "user", "content": content}])[0]["content"] == content
+    assert messages_of([user(content)]) == [user(content)]
     assert hermes_prompt(content).count("\\boxed") == 1
 
 
@@ -115,126 +115,67 @@ def test_only_user_turns_are_rewritten():
         {"role": "user", "content": WRAPPED, "name": None},
         {"role": "assistant", "content": DAPO.tails[0], "tool_calls": [{"id": "1"}]},
     ]
-    assert messages_of(prompt) == [prompt[0], {"role": "user", "content": hermes_prompt(PROBLEM)}, prompt[2]]
+    assert messages_of(prompt) == [prompt[0], user(hermes_prompt(PROBLEM)), prompt[2]]
 
 
-@pytest.mark.parametrize(
-    ("used", "differs"),
-    [
-        (PromptFormat(system="Be brief.", instruction="", protocol="hermes"), False),
-        (PromptFormat(system="Be brief.", instruction=""), False),
-        (PromptFormat(system="Be brief.", instruction="", protocol="qwen3_coder"), True),
-        (PromptFormat(system="Be long.", instruction="", protocol="hermes"), True),
-        (PromptFormat(protocol="hermes"), True),
-    ],
-    ids=str,
-)
-def test_a_difference_from_the_models_record_is_one_warning(tmp_path: Path, used: PromptFormat, differs: bool):
-    assert difference(str(tmp_path), used, "own.parquet", "Do this.") == [], "no record"
+def test_a_difference_from_the_models_record_is_one_warning(tmp_path: Path):
     known = PromptFormat(system="Be brief.", instruction="", protocol="hermes")
+    assert difference(str(tmp_path), PromptFormat(), "own.parquet", "Do this.") == [], "no record"
     known.write(tmp_path)
-    warning = (
-        f"own.parquet uses a prompt format that {tmp_path} was not trained with, which costs accuracy. Here: {used}. "
-        f"The model: {known}. Do this."
-    )
-    assert difference(str(tmp_path), used, "own.parquet", "Do this.") == [warning] * differs
+    for used, differs in (
+        (known, False),
+        (replace(known, protocol=""), False),
+        (replace(known, protocol="qwen3_coder"), True),
+        (replace(known, system="Be long."), True),
+        (replace(known, instruction=ANSWER_FORMAT), True),
+    ):
+        found = difference(str(tmp_path), used, "own.parquet", "Do this.")
+        assert len(found) == differs, used
+        assert all(f"Here: {used}. The model: {known}. Do this." in warning for warning in found)
 
 
 def test_the_inline_format_ignores_the_instruction():
-    inline = format_of_prompts([[{"role": "user", "content": retool_prompt("What is 1 + 1?")}]])
+    inline = format_of_prompts([[user(retool_prompt("What is 1 + 1?"))]])
     assert inline.protocol == "retool"
     assert not inline.differs_from(PromptFormat(instruction=ANSWER_FORMAT, protocol="retool"))
     assert inline.differs_from(PromptFormat(protocol="hermes"))
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    turns = [{"role": "system", "content": "Be brief."}, user("1 + 1?")]
     once = retool_messages(turns)
-    assert once == [turns[0], {"role": "user", "content": retool_prompt("1 + 1?")}] == retool_messages(once)
-
-
-def test_an_unreadable_record_is_an_error(tmp_path: Path):
-    for broken in ("{", '{"systen": ""}', '{"system": 3}', "[]"):
-        (tmp_path / FORMAT_FILE).write_text(broken)
-        with pytest.raises(DataError, match=FORMAT_FILE):
-            recorded_format(tmp_path)
-    (tmp_path / FORMAT_FILE).write_text('{"date": "tomorrow"}')
-    with pytest.raises(DataError, match="date = 'tomorrow' is not a date"):
-        date_of(tmp_path)
+    assert once == [turns[0], user(retool_prompt("1 + 1?"))] == retool_messages(once)
 
 
 def test_rollout_uses_the_models_format(tmp_path: Path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"problem": "1 + 1?"}\n')
     PromptFormat(system="Solve it.", instruction="").write(tmp_path)
-    assert read_prompts(prompts, str(tmp_path)) == [
-        [{"role": "system", "content": "Solve it."}, {"role": "user", "content": "1 + 1?"}]
-    ]
+    assert read_prompts(prompts, str(tmp_path)) == [[{"role": "system", "content": "Solve it."}, user("1 + 1?")]]
     assert read_prompts(prompts, "owner/name") == [PromptFormat().messages("1 + 1?")]
 
 
 # ------------------------------------------------------- checks before a run
 
 
-def rl_file(path: Path, *contents: str) -> Path:
-    rows = [
-        {
-            "data_source": "math",
-            "prompt": [{"role": "user", "content": content}],
-            "reward_model": {"style": "rule", "ground_truth": str(number)},
-        }
-        for number, content in enumerate(contents)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return path
-
-
-def config_of(train: Path, val: Path, *settings: str) -> RlConfig:
-    files = [f"data.train_file={train}", f"validation.files={json.dumps([str(val)])}"]
-    return load_config(RlConfig, "configs/rl_tiny_cpu.toml", [*files, *settings])
-
-
-def test_a_note_counts_the_replaced_instructions(tmp_path: Path):
-    train = rl_file(tmp_path / "train.parquet", WRAPPED, WRAPPED.replace("31", "47"), "How much is 3 * 4 * 5?")
-    val = rl_file(tmp_path / "val.parquet", "Name the fifth prime number.")
+def test_a_note_counts_the_replaced_instructions_and_images_are_refused(tmp_path: Path):
+    contents = (WRAPPED, WRAPPED.replace("31", "47"), "How much is 3 * 4 * 5?")
+    reward = {"style": "rule", "ground_truth": "4"}
+    rows = [{"data_source": "math", "prompt": [user(content)], "reward_model": reward} for content in contents]
+    write_parquet(tmp_path / "train.parquet", rows)
+    write_parquet(tmp_path / "val.parquet", rows[2:])
+    files = [f"data.train_file={tmp_path}/train.parquet", f'validation.files=["{tmp_path}/val.parquet"]']
+    size = ["train.prompts_per_step=2", "train.mini_batch_prompts=2"]
+    config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [*files, *size])
     rendered: list[str] = []
 
     def render_turns(messages: Any) -> list[int]:
         rendered.append(messages[-1]["content"])
         return [1]
 
-    config = config_of(train, val, "train.prompts_per_step=2", "train.mini_batch_prompts=2")
     (note,) = check_prompts(config, render_turns)
     assert rendered[0] == hermes_prompt(PROBLEM)
     assert "train.parquet" in note and "DAPO in 2 rows" in note
-    pq.write_table(pq.read_table(val).append_column("images", pa.array([["a.png"]])), val)
+    write_parquet(tmp_path / "val.parquet", [{**rows[2], "images": ["a.png"]}])
     with pytest.raises(DataError, match=r"val\.parquet, row 0, column images: the row needs more than text"):
         check_prompts(config, render_turns)
-
-
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        (
-            {"problem": "2 + 2", "answer": "4"},
-            r"no column data_source, prompt, reward_model; it has problem, answer\. `retool data rl`",
-        ),
-        (
-            {"data_source": "math", "prompt": "2 + 2", "reward_model": {"ground_truth": "4"}},
-            "row 0, column prompt: '2 . 2' is not a list of messages",
-        ),
-        (
-            {"data_source": "math", "prompt": [{"role": "user", "content": "2 + 2"}], "reward_model": "4"},
-            "row 0, column reward_model: '4' has no ground_truth",
-        ),
-    ],
-)
-def test_a_wrong_file_is_an_error_before_its_rows_are_tokenized(tmp_path: Path, row: dict[str, Any], problem: str):
-    train, val = rl_file(tmp_path / "train.parquet", "2 + 2"), tmp_path / "val.parquet"
-    pq.write_table(pa.Table.from_pylist([row]), val)
-    config = config_of(train, val, f"run.root={tmp_path}/runs")
-    with pytest.raises(ConfigError, match=rf"^\S*val\.parquet.*{problem}"):
-        require(check(config, CheckScope(platform=get_platform("cpu"), is_target=False)))  # there is no model
-    pq.write_table(pq.read_table(train).slice(0, 0), train)
-    with pytest.raises(ConfigError, match=r"^\S*train\.parquet.*no rows"):
-        require(check(config, CheckScope(platform=get_platform("cpu"), is_target=False)))
 
 
 # ------------------------------------------------------- templates with today's date
@@ -248,7 +189,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TRACE = [
-    {"role": "user", "content": "How much is 2 + 2?"},
+    user("How much is 2 + 2?"),
     {"role": "assistant", "content": "", "tool_calls": [tool_call("print(2 + 2)")]},
     {"role": "tool", "content": "4"},
     {"role": "assistant", "content": "It is \\boxed{4}."},

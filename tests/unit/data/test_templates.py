@@ -1,24 +1,21 @@
 """[model] chat_template and template_args reach all places that render, and the exported model."""
 
-import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from retool_mcore.cli.data import app
 from retool_mcore.config import EvaluationConfig, RlConfig, SftConfig, load_config
 from retool_mcore.config.model import BUILT_IN
 from retool_mcore.data.files import write_parquet
 from retool_mcore.data.sft import load_sft
-from retool_mcore.data.tokenizer import endless, load_tokenizer, read_template, template_of, tokenizer_of, with_args
+from retool_mcore.data.tokenizer import endless, load_tokenizer, read_template, template_of, tokenizer_of
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.evaluate.run import Case, identity_of
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.rollout.protocol import protocol_of
 from retool_mcore.verl.keys.tree import RL_KEYS, SFT_KEYS, ppo_keys, sft_sections
 from tests.template_styles import tokenizer_in
-from tests.unit.data.commands import refused, succeed
+from tests.unit.data.commands import succeed
 
 ROOT = Path(__file__).parents[3]
 QUESTION = {"role": "user", "content": "How much is 2 + 2?"}
@@ -50,12 +47,8 @@ def test_an_argument_changes_what_is_rendered_everywhere_alike(qwen3: Path, tmp_
     assert not any(list(example.loss_mask)[: len(prompt)])  # the block is written, and not learnt
     evaluated = tokenizer_of(EvaluationConfig.of(rl).model, str(qwen3))
     assert evaluated.chat_template == tokenizer.chat_template
-    options = ("--template-args", OFF.partition("=")[2], "--max-tokens", "5")
-    output = succeed("lint", tmp_path / "rows.parquet", "--model", qwen3, *options)
-    assert "1 rows (100.0%) are over 5 tokens" in output
+    output = succeed("lint", tmp_path / "rows.parquet", "--model", qwen3, "--template-args", OFF.partition("=")[2])
     assert f" {sum(example.loss_mask)} in the row with the fewest" in output.replace("(", " ").replace("\n", " ")
-    output = refused("lint", tmp_path / "rows.parquet", "--model", qwen3, "--template-args", "3")
-    assert "is not a TOML table" in output
     plain, other = (EvaluationConfig.of(run_of(RlConfig, qwen3, *settings)) for settings in ((), (OFF,)))
     case = Case(name="m", model=str(qwen3))
     assert identity_of(plain, case, []) != identity_of(other, case, []), "their samples must not be mixed"
@@ -77,44 +70,26 @@ def test_verl_makes_its_tokenizers_with_the_template(qwen3: Path):
 
 @pytest.mark.parametrize("name", [*BUILT_IN, "file"])
 def test_a_base_model_takes_a_template_of_ours_or_a_file(tokenizer, tmp_path: Path, name: str):
-    tokenizer.save_pretrained(tmp_path / "base")
-    (tmp_path / "base" / "chat_template.jinja").unlink()
+    base = tmp_path / "base"
+    tokenizer.save_pretrained(base)
+    (base / "chat_template.jinja").unlink()
     with pytest.raises(CheckpointError, match=r"has no chat template.*model\.chat_template to a file or to one of"):
-        load_tokenizer(str(tmp_path / "base"))
-    shutil.copy(ROOT / "tests" / "templates" / "plain_chatml.jinja", tmp_path / "file.jinja")
-    template = name if name in BUILT_IN else str(tmp_path / "file.jinja")
-    result = CliRunner().invoke(app, ["protocol", str(tmp_path / "base"), "--chat-template", template])
-    assert result.stdout == ("hermes\n" if name == "chatml" else "retool\n"), result.output
+        load_tokenizer(str(base))
+    template = name if name in BUILT_IN else str(ROOT / "tests" / "templates" / "plain_chatml.jinja")
+    wanted = "hermes" if name == "chatml" else "retool"
+    assert succeed("protocol", base, "--chat-template", template).splitlines()[-1] == wanted
     for args, lines in (("{}", ""), ('{ b = 2, a = "x" }', '{% set a = "x" %}\n{% set b = 2 %}\n')):
         words = (f"model.chat_template={template}", f"model.template_args={args}")
-        model = run_of(SftConfig, tmp_path / "base", *words).model
+        model = run_of(SftConfig, base, *words).model
         assert template_of(model) == tokenizer_of(model).chat_template == lines + read_template(template)
 
 
-def test_what_is_no_template_or_no_argument_is_refused(tmp_path: Path, qwen3: Path):
-    with pytest.raises(
-        ConfigError, match=r"model.chat_template = nowhere is neither a readable file.*nor one of chatml, plain"
-    ):
+def test_what_is_no_template_or_no_argument_is_refused(qwen3: Path):
+    with pytest.raises(ConfigError, match=r"model.chat_template = nowhere is neither a readable file"):
         tokenizer_of(run_of(RlConfig, qwen3, "model.chat_template=nowhere").model)
     for name in ("messages", "a-b"):
         with pytest.raises(ConfigError, match=f"model.template_args has '{name}'"):
             run_of(RlConfig, qwen3, f'model.template_args={{ "{name}" = 1 }}')
-    both = shutil.copytree(qwen3, tmp_path / "both")
-    (both / "additional_chat_templates").mkdir()
-    shutil.copy(both / "chat_template.jinja", both / "additional_chat_templates" / "tool_use.jinja")
-    with pytest.raises(CheckpointError, match=r"has several templates\. Set model\.chat_template to a file"):
-        tokenizer_of(run_of(RlConfig, both, OFF).model)
-
-
-def test_values_of_toml_are_values_of_the_template():
-    args = {"flag": True, "number": 1.5, "text": 'a "b"\n{{ c }}', "names": ["x", "y"]}
-    template = with_args("{{ flag }} {{ number }} {{ text }} {{ names | join('-') }}", args)
-    made = tokenizer_in("SmolLM2: plain ChatML")
-    before, made.chat_template = made.chat_template, template
-    try:
-        assert made.apply_chat_template([QUESTION], tokenize=False) == 'True 1.5 a "b"\n{{ c }} x-y'
-    finally:
-        made.chat_template = before
 
 
 def test_a_template_may_count_in_one_loop_and_at_each_turn():
