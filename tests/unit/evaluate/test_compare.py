@@ -16,14 +16,8 @@ from retool_mcore.evaluate.compare import Flip, compare, comparison_lines, read_
 
 def report(*rows: str, truth: str = "7") -> dict[str, Any]:
     """A report whose problem i has samples as its string says: "1101" is three right of four."""
-    per_problem = [
-        {"id": index, "truth": truth, "correct": [mark == "1" for mark in row], "extracted": ["?"] * len(row)}
-        for index, row in enumerate(rows)
-    ]
-    scores = {"mean@4": 0.5, "mean@4/low": 0.4, "mean@4/high": 0.6}
-    return {"model": "m", "data": "d", "tool": True, "protocol": "hermes", "n": 4, "scores": scores} | {
-        "per_problem": per_problem
-    }
+    marks = [[mark == "1" for mark in row] for row in rows]
+    return {"per_problem": [{"id": index, "truth": truth, "correct": row} for index, row in enumerate(marks)]}
 
 
 def test_the_difference_is_paired_and_flips_are_named():
@@ -51,9 +45,7 @@ def test_the_interval_is_paired_and_resamples_problems():
     # The difference of each problem is a quarter, whatever its difficulty.
     comparison = compare(report("1000", "1100", "1110"), report("1100", "1110", "1111"))
     assert (comparison.low, comparison.difference, comparison.high) == pytest.approx((0.25, 0.25, 0.25))
-    assert [line.split(":")[0] for line in comparison_lines(comparison)] == [
-        *("0.500 to 0.750", "Only the second solves 1 problems; only the first solves 0.", "  + problem 1 (truth 7)"),
-    ]
+    assert "may be chance" not in " ".join(comparison_lines(comparison))
 
 
 def test_other_problems_are_not_compared():
@@ -69,32 +61,15 @@ def write(folder: Path, content: Any) -> Path:
     return folder
 
 
-def test_a_user_compares_two_folders(tmp_path: Path):
+def test_a_user_compares_two_folders_and_an_unreadable_report_is_an_error(tmp_path: Path):
     first = write(tmp_path / "out" / "base", report("1111", "0000", "1000"))
     second = write(tmp_path / "out" / "tuned", report("1111", "1110", "1000"))
     out = tmp_path / "difference.json"
     done = CliRunner().invoke(app, ["compare", str(first), str(second / "report.json"), "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    assert "+0.250" in done.output and "problem 1" in done.output and "3 problems" in done.output
-    assert "may be chance" in done.output
+    assert done.exit_code == 0 and "+0.250" in done.output, done.output
     written = json.loads(out.read_text())
     assert (written["difference"], written["gained"][0]["id"], written["lost"]) == (0.25, 1, [])
-
-
-def test_ten_flipped_problems_are_shown_and_the_rest_is_counted():
-    solved, unsolved = report(*["1111"] * 13), report("1111", *["0000"] * 12)
-    for lines, sign in (
-        (comparison_lines(compare(unsolved, solved)), "+"),
-        (comparison_lines(compare(solved, unsolved)), "-"),
-    ):
-        flips = [line for line in lines if line.startswith(f"  {sign} ")]
-        assert len(flips) == 11 and flips[-1] == f"  {sign} 2 more; --out FILE.json writes all of them"
-
-
-def test_an_unreadable_report_is_an_error(tmp_path: Path):
-    for name, content in (("empty", []), ("number", [{"id": 1, "truth": "1", "correct": [0.5]}])):
-        with pytest.raises(DataError, match="has no per_problem"):
-            read_report(write(tmp_path / name, {"per_problem": content}))
-    write(tmp_path / "out" / "base", report("1"))
+    with pytest.raises(DataError, match="has no per_problem"):
+        read_report(write(tmp_path / "number", {"per_problem": [{"id": 1, "truth": "1", "correct": [0.5]}]}))
     with pytest.raises(DataError, match="Name one of its folders with a report: base"):
         read_report(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""The evaluation's estimators are verl's own, on the same samples."""
+"""The evaluation's estimators on small samples; tests/engine/test_evaluation.py has verl's."""
 
 import random
 
@@ -18,10 +18,7 @@ def made_up(problems: int, k: int, seed: int) -> list[Samples]:
     return rows
 
 
-@pytest.mark.parametrize(
-    ("k", "correct", "n", "value"),
-    [(4, 0, 2, 0.0), (4, 1, 2, 0.5), (10, 3, 5, 11 / 12)],
-)
+@pytest.mark.parametrize(("k", "correct", "n", "value"), [(4, 0, 2, 0.0), (4, 1, 2, 0.5), (10, 3, 5, 11 / 12)])
 def test_pass_at_counts_draws_without_replacement(k: int, correct: int, n: int, value: float):
     assert pass_at(k, correct, n) == pytest.approx(value)
 
@@ -41,6 +38,5 @@ def test_an_interval_has_95_percent_of_the_resampled_means():
 
 def test_one_sample_each_gives_its_mean_alone():
     out = summarize([Samples(scores=[1.0], votes=["1"]), Samples(scores=[0.0], votes=[None])])
-    assert out["mean@1"] == 0.5
-    assert out["pass@1"] == 0.5
+    assert (out["mean@1"], out["pass@1"]) == (0.5, 0.5)
     assert not [name for name in out if name.startswith(("best", "maj", "worst"))]
