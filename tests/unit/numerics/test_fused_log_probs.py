@@ -21,14 +21,10 @@ T, H, V = 37, 16, 53
 ONE = SimpleNamespace(size=lambda: 1)  # a group of one rank
 
 
-@pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def inputs(monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     monkeypatch.setitem(sys.modules, cuda_twin.CROSS_ENTROPY, cuda_twin.transformer_engine_module())
     monkeypatch.setattr(log_probs, "ROWS", 8)  # several, and a rest
-
-
-@pytest.fixture
-def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     hidden_TH, weight_VH = (torch.randn(rows, H).requires_grad_() for rows in (T, V))
     return hidden_TH, weight_VH, torch.randint(V, (T,))
@@ -41,7 +37,7 @@ def wanted(inputs: Any, temperature: float) -> tuple[torch.Tensor, torch.Tensor]
     return log_probs_TV[torch.arange(T), labels_T], entropy_T
 
 
-def found(inputs: Any, temperature: float = 1.0, *, request_entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def found(inputs: Any, temperature: float, *, request_entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs and entropies, through the functions that verl's engine calls."""
     hidden_TH, weight_VH, labels_T = inputs
     fused = log_probs.log_probs_by_transformer_engine(cuda_twin.linear_cross_entropy)
@@ -52,29 +48,24 @@ def found(inputs: Any, temperature: float = 1.0, *, request_entropy: bool) -> tu
     return log_probs.entropy_on_request(lambda hf_config: forward)(None)(calculate_entropy=request_entropy)
 
 
-def test_log_probs_and_their_gradients_equal_those_of_a_softmax(inputs: Any):
+@pytest.mark.parametrize(("temperature", "request_entropy"), [(1.0, False), (0.7, False), (1.0, True)])
+def test_values_and_gradients_equal_those_of_a_softmax(inputs: Any, temperature: float, request_entropy: bool):
+    """Transformer Engine's kernel computes the first, and verl's the others."""
+    used = 2 if (temperature, request_entropy) != (1.0, False) else 1  # entropies that nobody asked for are NaN
     upstream_T = torch.randn(T)
-    ours, theirs = found(inputs, request_entropy=False)[0], wanted(inputs, 1.0)[0]
-    gradients = [torch.autograd.grad((upstream_T * each).sum(), inputs[:2]) for each in (ours, theirs)]
-    for mine, other in zip((ours, *gradients[0]), (theirs, *gradients[1]), strict=True):
-        torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("temperature", "request_entropy"), [(0.7, False), (1.0, True)])
-def test_verls_kernel_computes_other_temperatures_and_entropies_in_the_loss(
-    inputs: Any, temperature: float, request_entropy: bool
-):
-    ours = found(inputs, temperature, request_entropy=request_entropy)
-    gradients = [torch.autograd.grad(sum(pair).sum(), inputs[:2]) for pair in (ours, wanted(inputs, temperature))]
-    for mine, other in zip(*gradients, strict=True):
+    results = []
+    for each in (found(inputs, temperature, request_entropy=request_entropy), wanted(inputs, temperature)):
+        loss = sum((upstream_T * part).sum() for part in each[:used])
+        results.append((*each[:used], *torch.autograd.grad(loss, inputs[:2])))
+    for mine, other in zip(*results, strict=True):
         torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
 
 
 def test_entropies_without_a_gradient_leave_the_log_probs_unchanged(inputs: Any):
     with torch.no_grad():
-        for mine, other in zip(found(inputs, request_entropy=True), wanted(inputs, 1.0), strict=True):
+        for mine, other in zip(found(inputs, 1.0, request_entropy=True), wanted(inputs, 1.0), strict=True):
             torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
-        assert found(inputs, request_entropy=False)[1].isnan().all(), "nobody asked for them"
+        assert found(inputs, 1.0, request_entropy=False)[1].isnan().all(), "nobody asked for them"
 
 
 def test_bfloat16_logits_give_float32_entropies(inputs: Any):
