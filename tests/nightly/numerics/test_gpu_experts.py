@@ -14,12 +14,12 @@ from tests.nightly.numerics.test_gpu_parity import (
     ON_GPU,
     RECOMPUTE,
     SHAPE,
-    assert_close,
+    assert_like_float32,
     assert_same_training,
+    jobs,
     two_gpus,
 )
 from tests.parity.megatron_ranks import WHOLE_EXPERTS, launch, make_model
-from tests.parity.plain_transformers import plain_transformers
 from tests.parity.test_expert_parity import AUX as STRONG_AUX
 from tests.parity.test_expert_parity import GLOBAL_AUX
 
@@ -27,26 +27,26 @@ pytestmark = ON_GPU
 
 Answers = dict[str, Any]
 ROUTER = {"moe_router_dtype": "fp32"}  # as a run has it by default; bfloat16 makes ties
+FUSED = {"moe_permute_fusion": True}
 # With "aux_loss" at ten times this weight the fourth step's choices, and so its gradient, depend on
 # rounding.
 AUX = STRONG_AUX | {"moe_aux_loss_coeff": 0.3}
-ONE = {
-    "one": ROUTER,
-    "permute_fusion": ROUTER | {"moe_permute_fusion": True},
-    "recompute": ROUTER | RECOMPUTE,
-    "aux": ROUTER | AUX,
-    "aux_permute_fusion": ROUTER | AUX | {"moe_permute_fusion": True},
-    "global_aux": ROUTER | GLOBAL_AUX,
+ONE: dict[str, dict[str, Any]] = {
+    "one": {},
+    "permute_fusion": FUSED,
+    "recompute": RECOMPUTE,
+    "aux": AUX,
+    "aux_permute_fusion": AUX | FUSED,
+    "global_aux": GLOBAL_AUX,
 }
 TWO: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
-    "ep2": ({"ep": 2}, ROUTER),
-    "ep2_permute_fusion": ({"ep": 2}, ROUTER | {"moe_permute_fusion": True}),
-    "tp2": ({"tp": 2}, ROUTER),
-    "tp2_ep2_etp1": (WHOLE_EXPERTS, ROUTER),
-    "pp2": ({"pp": 2}, ROUTER),
+    "ep2": ({"ep": 2}, {}),
+    "ep2_permute_fusion": ({"ep": 2}, FUSED),
+    "tp2": ({"tp": 2}, {}),
+    "tp2_ep2_etp1": (WHOLE_EXPERTS, {}),
+    "pp2": ({"pp": 2}, {}),
 }
-REPLAY_TWO: dict[str, dict[str, int]] = {"tp2": {"tp": 2}, "tp2_ep2_etp1": WHOLE_EXPERTS, "ep2": {"ep": 2}}
-FUSED = {"moe_permute_fusion": True}
+REPLAY_TWO = ("tp2", "tp2_ep2_etp1", "ep2")
 
 
 @pytest.fixture(scope="module")
@@ -54,39 +54,37 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_model(tmp_path_factory.mktemp("gpu") / "model", "qwen3_moe", platform="cuda", **SHAPE))
 
 
-def training(model: str, name: str, layout: dict[str, int], transformer: dict[str, Any]) -> dict[str, Any]:
-    job = {"name": name, "model": model, "platform": "cuda", "layout": layout, "transformer": transformer}
-    return {**job, "actions": [FOUR_STEPS]}
+def training(model: str, name: str, layout: dict[str, int], transformer: dict[str, Any]) -> list[dict[str, Any]]:
+    return jobs(model, {name: {"layout": layout, "transformer": ROUTER | transformer}}, [FOUR_STEPS])
 
 
 def replays(model: str, name: str, layout: dict[str, int], transformer: dict[str, Any]) -> list[dict[str, Any]]:
-    job = {"model": model, "platform": "cuda", "layout": layout, "transformer": transformer}
-    job |= {"role": "actor", "auto": False, "micro_batch_tokens": 128}
-    replay = {**job, "name": f"R3_{name}", "router_replay": "R3", "actions": [["replayed"]]}
-    return [replay, {**job, "name": f"R2_{name}", "router_replay": "R2", "actions": [["noted"]]}]
+    common = {"role": "actor", "auto": False, "micro_batch_tokens": 128}
+    common |= {"layout": layout, "transformer": ROUTER | transformer}
+    replay = jobs(model, {f"R3_{name}": {**common, "router_replay": "R3"}}, [["replayed"]])
+    return replay + jobs(model, {f"R2_{name}": {**common, "router_replay": "R2"}}, [["noted"]])
 
 
 @pytest.fixture(scope="module")
 def one(model: str, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    jobs = [training(model, name, {}, transformer) for name, transformer in ONE.items()]
-    jobs += replays(model, "one", {}, ROUTER) + replays(model, "permute_fusion", {}, ROUTER | FUSED)
-    answers = launch(jobs, 1, tmp_path_factory.mktemp("one"), timeout_s=400)
+    todo = [job for name, transformer in ONE.items() for job in training(model, name, {}, transformer)]
+    todo += replays(model, "one", {}, {}) + replays(model, "permute_fusion", {}, FUSED)
+    answers = launch(todo, 1, tmp_path_factory.mktemp("one"), timeout_s=400)
     return {name: answer[0] for name, answer in answers.items()}
 
 
 @pytest.fixture(scope="module")
 def two(model: str, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    jobs = [training(model, name, layout, transformer) for name, (layout, transformer) in TWO.items()]
-    jobs += [training(model, "aux_ep2", {"ep": 2}, ROUTER | AUX), training(model, "aux_dp2", {}, ROUTER | AUX)]
-    for name, layout in REPLAY_TWO.items():
-        jobs += replays(model, name, layout, ROUTER)
-    answers = launch(jobs, 2, tmp_path_factory.mktemp("two"), timeout_s=400)
+    todo = [job for name, settings in TWO.items() for job in training(model, name, *settings)]
+    todo += training(model, "aux_ep2", {"ep": 2}, AUX) + training(model, "aux_dp2", {}, AUX)
+    for name in REPLAY_TWO:
+        todo += replays(model, name, *TWO[name])
+    answers = launch(todo, 2, tmp_path_factory.mktemp("two"), timeout_s=400)
     return {name: answer[0] for name, answer in answers.items()}
 
 
 def test_experts_train_like_float32(one: Answers, model: str):
-    want = plain_transformers(model, lrs=[0.0, *(step["lr"] for step in one["one"][:-1])])
-    assert_close(one["one"], [loss for loss, _ in want], [norm for _, norm in want])
+    assert_like_float32(one["one"], model)
 
 
 @pytest.mark.parametrize(
@@ -102,27 +100,26 @@ def test_a_balancing_loss_changes_what_is_learnt(one: Answers, name: str):
     assert min(abs(with_it["grad_norm"] / without["grad_norm"] - 1) for with_it, without in pairs) > 2e-2
 
 
-def assert_replayed(found: list[list[float]], one: list[list[float]]) -> None:
-    """Log-probabilities of the same experts; data parallelism has the rows of its first rank."""
+def assert_replayed(found: Answers, name: str, one: Answers) -> None:
+    """Log-probabilities of the same experts, and the same experts noted.
+
+    Data parallelism has the rows of its first rank.
+    """
+    replayed, alone = found[f"R3_{name}"], one["R3_one"]
     apart = [
         abs(a - b)
-        for here, there in zip(found, one[:: len(one) // len(found)], strict=True)
+        for here, there in zip(replayed, alone[:: len(alone) // len(replayed)], strict=True)
         for a, b in zip(here[:-1], there[:-1], strict=True)
     ]
-    print("log-probabilities apart: mean", sum(apart) / len(apart), "max", max(apart))
     assert max(apart) < 0.1 and sum(apart) / len(apart) < 0.02
-
-
-def assert_noted(found: Any, one: Any) -> None:
-    pairs = zip(found, one[:: len(one) // len(found)], strict=True)
+    noted, alone = found[f"R2_{name}"], one["R2_one"]
+    pairs = zip(noted, alone[:: len(alone) // len(noted)], strict=True)
     same = torch.cat([(torch.tensor(here) == torch.tensor(there)).all(dim=-1).flatten() for here, there in pairs])
-    print("same experts", same.float().mean().item())
     assert same.float().mean() > 0.97, "a near tie may fall to another expert"
 
 
 def test_replay_reaches_the_tokens_through_the_fused_permutation(one: Answers):
-    assert_replayed(one["R3_permute_fusion"], one["R3_one"])
-    assert_noted(one["R2_permute_fusion"], one["R2_one"])
+    assert_replayed(one, "permute_fusion", one)
 
 
 class TestTwoGpus:
@@ -137,5 +134,4 @@ class TestTwoGpus:
 
     @pytest.mark.parametrize("name", REPLAY_TWO)
     def test_replay_reaches_the_tokens_in_every_layout(self, one: Answers, two: Answers, name: str):
-        assert_replayed(two[f"R3_{name}"], one["R3_one"])
-        assert_noted(two[f"R2_{name}"], one["R2_one"])
+        assert_replayed(two, name, one)

@@ -13,25 +13,27 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from retool_mcore.model.adapter import rounded
-from tests.nightly.numerics.test_gpu_parity import ON_GPU, SHAPE, assert_same_training, two_gpus
+from tests.nightly.numerics.test_gpu_parity import ON_GPU, SHAPE, Settings, assert_same_training, jobs, two_gpus
 from tests.parity.lora_ranks import adapters
 from tests.parity.megatron_ranks import MICRO_BATCH_TOKENS, launch, make_model
 
 pytestmark = ON_GPU
+Answers = dict[str, list[Any]]
 SEQUENCES = [list(range(2, 40)), list(range(50, 61))]
-ONE: dict[str, dict[str, Any]] = {
+FP8 = {"adapters": adapters(4, base="fp8")}
+ONE: Settings = {
     "one": {},
     "recompute": {"recompute_above": MICRO_BATCH_TOKENS // 2},
     "fused": {"fused": True},
     "some": {"adapters": adapters(4, "q_proj", "v_proj", "up_proj")},
-    "fp8": {"adapters": adapters(4, base="fp8")},
-    "fp8_recompute": {"adapters": adapters(4, base="fp8"), "recompute_above": MICRO_BATCH_TOKENS // 2},
+    "fp8": FP8,
+    "fp8_recompute": {**FP8, "recompute_above": MICRO_BATCH_TOKENS // 2},
 }
-TWO: dict[str, dict[str, Any]] = {
+TWO: Settings = {
     "tp2": {"layout": {"tp": 2}},
     "tp2_no_sp": {"layout": {"tp": 2}, "transformer": {"sequence_parallel": False}},
     "pp2": {"layout": {"pp": 2}},
-    "fp8_tp2": {"layout": {"tp": 2}, "adapters": adapters(4, base="fp8")},
+    "fp8_tp2": {**FP8, "layout": {"tp": 2}},
 }
 
 
@@ -45,49 +47,40 @@ def model(folder: Path) -> str:
     return str(make_model(folder / "model", platform="cuda", **SHAPE))
 
 
-def jobs(model: str, folder: Path, settings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "model": model,
-            "platform": "cuda",
-            "adapters": adapters(4),
-            "actions": [
-                ["logprobs", SEQUENCES],
-                ["train", 1, 4],
-                ["logprobs", SEQUENCES],
-                ["base_logprobs", SEQUENCES],
-                ["held"],
-                ["export", str(folder / name / "merged")],
-                ["frozen_bytes"],
-            ],
-            **more,
-        }
-        for name, more in settings.items()
-    ]
+def launched(model: str, folder: Path, settings: Settings, ranks: int) -> Answers:
+    todo: list[dict[str, Any]] = []
+    for name, more in settings.items():
+        actions = [
+            ["logprobs", SEQUENCES],
+            ["train", 1, 4],
+            ["logprobs", SEQUENCES],
+            ["base_logprobs", SEQUENCES],
+            ["export", str(folder / name / "merged")],
+            ["frozen_bytes"],
+        ]
+        todo += jobs(model, {name: {"adapters": adapters(4), **more}}, actions)
+    return launch(todo, ranks, folder / f"ranks{ranks}", timeout_s=400)
 
 
 @pytest.fixture(scope="module")
-def one(model: str, folder: Path) -> dict[str, list[Any]]:
+def one(model: str, folder: Path) -> Answers:
     rounded_model = folder / "rounded"
     make_model(rounded_model, platform="cuda", **SHAPE)
     for file in rounded_model.glob("*.safetensors"):
         made = {name: rounded(weight.bfloat16()) if "_proj.weight" in name else weight
                 for name, weight in load_file(file).items()}  # fmt: skip
         save_file(made, file, metadata={"format": "pt"})
-    rounded_job = {"rounded": {"model": str(rounded_model)}}
-    return launch(jobs(model, folder, ONE | rounded_job), 1, folder / "ranks1", timeout_s=400)
+    return launched(model, folder, {**ONE, "rounded": {"model": str(rounded_model)}}, 1)
 
 
 @pytest.fixture(scope="module")
-def two(model: str, folder: Path) -> dict[str, list[Any]]:
-    return launch(jobs(model, folder, TWO), 2, folder / "ranks2", timeout_s=400)
+def two(model: str, folder: Path) -> Answers:
+    return launched(model, folder, TWO, 2)
 
 
 def apart(found: list[list[float]], want: list[list[float]]) -> float:
-    return statistics.mean(
-        abs(a - b) for row, other in zip(found, want, strict=True) for a, b in zip(row, other, strict=True)
-    )
+    pairs = [pair for row, other in zip(found, want, strict=True) for pair in zip(row, other, strict=True)]
+    return statistics.mean(abs(a - b) for a, b in pairs)
 
 
 def plain(folder: Path) -> list[list[float]]:
@@ -105,46 +98,31 @@ def plain(folder: Path) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("name", ["one", "some", "fp8"])
-def test_adapters_mean_what_the_merged_model_does(one: dict[str, list[Any]], folder: Path, name: str):
+def test_adapters_mean_what_the_merged_model_does(one: Answers, folder: Path, name: str):
     before, _, after, base, *_ = one[name]
     assert base == before, "the reference is the base, with the adapters off"
-    moved = apart(after, before)
-    error = apart(after, plain(folder / name / "merged"))
-    print(name, "moved by", moved, "apart from the merged model by", error)
-    assert moved > 0.02, "what is compared must have been trained"
-    assert error <= 0.01
+    assert apart(after, before) > 0.02, "what is compared must have been trained"
+    assert apart(after, plain(folder / name / "merged")) <= 0.01
 
 
 @pytest.mark.parametrize("name", ["recompute", "fused"])
-def test_what_saves_memory_changes_nothing(one: dict[str, list[Any]], name: str):
+def test_what_saves_memory_changes_nothing(one: Answers, name: str):
     assert_same_training(one[name][1], one["one"][1])
 
 
-def test_nothing_but_adapters_has_gradients_moments_or_master_weights(one: dict[str, list[Any]]):
-    held = one["one"][4]
-    assert held["all"] > 8 * held["trained"] > 0
-    assert held["in_buffers"] == held["with_main_grad"] == held["main"] == held["trained"]
-    assert held["moments"] == 2 * held["trained"]
-
-
 @pytest.mark.parametrize("name", ["fp8", "fp8_recompute"])
-def test_a_base_in_fp8_trains_as_one_that_was_rounded_before(one: dict[str, list[Any]], name: str):
+def test_a_base_in_fp8_trains_as_one_that_was_rounded_before(one: Answers, name: str):
     want = one["rounded"]
     assert_same_training(one[name][1], want[1])
     assert one[name][0] == want[0] != one["one"][0], "log-probabilities before training"
-    assert 2 * one[name][6]["matrices"] == want[6]["matrices"]
+    assert 2 * one[name][5]["matrices"] == want[5]["matrices"]
 
 
 class TestTwoGpus:
     pytestmark = two_gpus
 
     @pytest.mark.parametrize("name", TWO)
-    def test_every_layout_trains_like_one_process(
-        self, one: dict[str, list[Any]], two: dict[str, list[Any]], folder: Path, name: str
-    ):
+    def test_every_layout_trains_like_one_process(self, one: Answers, two: Answers, folder: Path, name: str):
         alike = "fp8" if name.startswith("fp8") else "one"
-        want = one[alike][1]
-        assert_same_training(two[name][1], want)
-        error = apart(plain(folder / name / "merged"), plain(folder / alike / "merged"))
-        print(name, "merged models apart by", error)
-        assert error <= 0.01
+        assert_same_training(two[name][1], one[alike][1])
+        assert apart(plain(folder / name / "merged"), plain(folder / alike / "merged")) <= 0.01

@@ -32,22 +32,21 @@ two_gpus = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 
+Settings = dict[str, dict[str, Any]]
+Steps = list[dict[str, float]]
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 COMPACT = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32"}
-ONE: dict[str, dict[str, Any]] = {
+ONE: Settings = {
     "one": {},
     "recompute": {"transformer": RECOMPUTE},
     "recompute_auto": {"recompute_above": MICRO_BATCH_TOKENS // 2},
     "fused_cross_entropy": {"fused": True},
     "compact_states": {"optim": COMPACT},
 }
-FP8 = {name: {"transformer": {"fp8": "hybrid", "fp8_recipe": name}} for name in ("tensorwise", "blockwise")}
+FP8: Settings = {name: {"transformer": {"fp8": "hybrid", "fp8_recipe": name}} for name in ("tensorwise", "blockwise")}
 COOL, BONUS = {"temperature": 0.7}, {"entropy_bonus": 0.5}
-OTHER_LOSSES: dict[str, dict[str, Any]] = {  # each without and with the fused cross-entropy
-    "cool": COOL,
-    "bonus": BONUS,
-    "cool_bonus": {**COOL, **BONUS},
-}
+OTHER_LOSSES: Settings = {"cool": COOL, "bonus": BONUS, "cool_bonus": {**COOL, **BONUS}}
+FUSED_LOSSES: Settings = {f"fused_{name}": {"fused": True, **settings} for name, settings in OTHER_LOSSES.items()}
 TWO = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 FOUR_STEPS = ["train", 1, 4]
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05}  # heads of 64, as the kernels want
@@ -59,42 +58,44 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_model(tmp_path_factory.mktemp("gpu") / "model", platform="cuda", **SHAPE))
 
 
-def jobs(model: str, settings: dict[str, dict[str, Any]], actions: list[Any]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "model": model, "platform": "cuda", "actions": actions, **more}
-        for name, more in settings.items()
-    ]
+def jobs(model: str, settings: Settings, actions: list[Any]) -> list[dict[str, Any]]:
+    common = {"model": model, "platform": "cuda", "actions": actions}
+    return [{"name": name, **common, **more} for name, more in settings.items()]
 
 
-@pytest.fixture(scope="module")
-def one(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, float]]]:
-    fused = {f"fused_{name}": {"fused": True, **settings} for name, settings in OTHER_LOSSES.items()}
-    settings = {**ONE, **OTHER_LOSSES, **fused, **FP8}
-    answers = launch(jobs(model, settings, [FOUR_STEPS]), 1, tmp_path_factory.mktemp("one"), timeout_s=400)
+def trained(model: str, settings: Settings, ranks: int, folder: Path) -> dict[str, Steps]:
+    """The four steps of each of the settings."""
+    answers = launch(jobs(model, settings, [FOUR_STEPS]), ranks, folder, timeout_s=400)
     return {name: answer[0] for name, answer in answers.items()}
 
 
 @pytest.fixture(scope="module")
-def two(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, float]]]:
+def one(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Steps]:
+    return trained(model, {**ONE, **OTHER_LOSSES, **FUSED_LOSSES, **FP8}, 1, tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(scope="module")
+def two(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Steps]:
     settings = {name: {"layout": layout} for name, layout in TWO.items()}
-    answers = launch(jobs(model, settings, [FOUR_STEPS]), 2, tmp_path_factory.mktemp("two"), timeout_s=400)
-    return {name: answer[0] for name, answer in answers.items()}
+    return trained(model, settings, 2, tmp_path_factory.mktemp("two"))
 
 
-def assert_close(found: list[dict[str, float]], loss: list[float], norm: list[float]) -> None:
-    print("loss", [round(step["loss"] - want, 5) for step, want in zip(found, loss, strict=True)])
-    print("norm", [round(step["grad_norm"] / want - 1, 5) for step, want in zip(found, norm, strict=True)])
+def assert_close(found: Steps, loss: list[float], norm: list[float]) -> None:
     assert [step["loss"] for step in found] == pytest.approx(loss, rel=5e-3)
     assert [step["grad_norm"] for step in found] == pytest.approx(norm, rel=2e-2)
 
 
-def assert_same_training(found: list[dict[str, float]], other: list[dict[str, float]]) -> None:
+def assert_same_training(found: Steps, other: Steps) -> None:
     assert_close(found, [step["loss"] for step in other], [step["grad_norm"] for step in other])
 
 
-def test_one_process_trains_like_float32(one: dict[str, list[dict[str, float]]], model: str):
-    want = plain_transformers(model, lrs=[0.0, *(step["lr"] for step in one["one"][:-1])])
-    assert_close(one["one"], [loss for loss, _ in want], [norm for _, norm in want])
+def assert_like_float32(found: Steps, model: str) -> None:
+    want = plain_transformers(model, lrs=[0.0, *(step["lr"] for step in found[:-1])])
+    assert_close(found, [loss for loss, _ in want], [norm for _, norm in want])
+
+
+def test_one_process_trains_like_float32(one: dict[str, Steps], model: str):
+    assert_like_float32(one["one"], model)
 
 
 @pytest.mark.parametrize("rope", ["llama3", "yarn", "yarn with attention_factor"])
@@ -104,41 +105,32 @@ def test_scaled_positions_train_like_float32(rope: str, tmp_path: Path):
     """
     positions = ROPES[rope] | {"rope_theta": 1000.0, "original_max_position_embeddings": 8}
     model = str(make_model(tmp_path / "model", platform="cuda", rope_parameters=positions, **SHAPE))
-    steps = launch(jobs(model, {"scaled": {}}, [FOUR_STEPS]), 1, tmp_path / "ranks", timeout_s=400)["scaled"][0]
-    want = plain_transformers(model, lrs=[0.0, *(step["lr"] for step in steps[:-1])])
-    assert_close(steps, [loss for loss, _ in want], [norm for _, norm in want])
+    assert_like_float32(trained(model, {"scaled": {}}, 1, tmp_path / "ranks")["scaled"], model)
 
 
-@pytest.mark.parametrize("name", [name for name in ONE if name != "one"])
-def test_what_saves_memory_changes_nothing(one: dict[str, list[dict[str, float]]], name: str):
-    assert_same_training(one[name], one["one"])
+SAVERS = [(name, "one") for name in ONE if name != "one"]
 
 
-@pytest.mark.parametrize("name", OTHER_LOSSES)
-def test_temperature_and_entropy_bonus_train_alike_with_the_fused_cross_entropy(
-    one: dict[str, list[dict[str, float]]], name: str
-):
-    assert_same_training(one[f"fused_{name}"], one[name])
+@pytest.mark.parametrize(("name", "other"), [*SAVERS, *zip(FUSED_LOSSES, OTHER_LOSSES, strict=True)])
+def test_what_saves_memory_changes_nothing(one: dict[str, Steps], name: str, other: str):
+    assert_same_training(one[name], one[other])
 
 
 @pytest.mark.parametrize("recipe", FP8)
-def test_fp8_has_the_gradients_of_bfloat16(one: dict[str, list[dict[str, float]]], recipe: str):
+def test_fp8_has_the_gradients_of_bfloat16(one: dict[str, Steps], recipe: str):
     """With packed lengths that are no multiples of 16, here 5 to 40.
 
     verl pads each sequence, and stretches the last one to fill 128, for which Transformer Engine
     once multiplied gradients (its issues 2892 and 2911).
     """
     for found, want in zip(one[recipe], one["one"], strict=True):
-        print(recipe, found["loss"] / want["loss"] - 1, found["grad_norm"] / want["grad_norm"] - 1)
         assert found["loss"] == pytest.approx(want["loss"], rel=2e-2)
         assert found["grad_norm"] == pytest.approx(want["grad_norm"], rel=0.1)
 
 
 def test_memory_is_reserved_for_adams_states(model: str, tmp_path: Path):
-    updates = [
-        {**job, "role": "actor", "auto": False}
-        for job in jobs(model, {"float32": {}, "compact": {"optim": COMPACT}}, [["update"]])
-    ]
+    role = {"role": "actor", "auto": False}
+    updates = jobs(model, {"float32": role, "compact": {"optim": COMPACT, **role}}, [["update"]])
     for answer in launch(updates, 1, tmp_path / "ranks", timeout_s=400).values():
         held, made, still = answer[0]["states"]
         assert (held, still) == (made, 0) and made > 0
@@ -148,9 +140,7 @@ class TestTwoGpus:
     pytestmark = two_gpus
 
     @pytest.mark.parametrize("name", TWO)
-    def test_every_layout_trains_like_one_process(
-        self, one: dict[str, list[dict[str, float]]], two: dict[str, list[dict[str, float]]], name: str
-    ):
+    def test_every_layout_trains_like_one_process(self, one: dict[str, Steps], two: dict[str, Steps], name: str):
         assert_same_training(two[name], one["one"])
 
     def test_a_resumed_run_is_bit_exact(self, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -158,8 +148,9 @@ class TestTwoGpus:
         saved, exports = str(tmp_path / "saved"), [str(tmp_path / name) for name in ("straight", "resumed")]
         first = [["train", 1, 2], ["save", saved], ["train", 3, 4], ["export", exports[0]]]
         again = [["load", saved], ["train", 3, 4], ["export", exports[1]]]
-        straight = launch(jobs(model, {"tp2": {"layout": {"tp": 2}}}, first), 2, tmp_path / "a")["tp2"]
-        resumed = launch(jobs(model, {"tp2": {"layout": {"tp": 2}}}, again), 2, tmp_path / "b")["tp2"]
+        layout = {"tp2": {"layout": {"tp": 2}}}
+        straight = launch(jobs(model, layout, first), 2, tmp_path / "a")["tp2"]
+        resumed = launch(jobs(model, layout, again), 2, tmp_path / "b")["tp2"]
         assert resumed[1] == straight[2]
         want, got = (weights(Path(folder)) for folder in exports)
         assert [name for name in want if not torch.equal(want[name], got[name])] == []
@@ -169,25 +160,12 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def test_weights_come_back_bit_equal(model: str, tmp_path: Path):
-    launch(jobs(model, {"one": {}}, [["export", str(tmp_path / "export")]]), 1, tmp_path / "ranks")
-    want, got = weights(Path(model)), weights(tmp_path / "export")
-    assert want.keys() == got.keys()
-    assert [name for name in want if not torch.equal(want[name].bfloat16(), got[name])] == []
-
-
 def test_sglang_computes_what_megatron_trained(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Log-probabilities of sampled tokens, in both, before any update and after each of two."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")  # the server's key follows from it
     extra = ["--attention-backend", "triton", "--sampling-backend", "pytorch", "--mem-fraction-static", "0.2"]
-    with SglangServer(
-        model,
-        get_platform("cuda"),
-        dtype="bfloat16",
-        log_path=tmp_path / "log",
-        max_running_requests=8,
-        extra_args=extra,
-    ) as server:
+    options: dict[str, Any] = {"dtype": "bfloat16", "max_running_requests": 8, "extra_args": extra}
+    with SglangServer(model, get_platform("cuda"), log_path=tmp_path / "log", **options) as server:
         actions = [["rollout_gap", server.port, PROMPTS]]
         for step in (1, 2):
             actions += [["train", step, step], ["sync", server.port], ["rollout_gap", server.port, PROMPTS]]
@@ -196,5 +174,4 @@ def test_sglang_computes_what_megatron_trained(model: str, tmp_path: Path, monke
         apart = sorted(abs(a - b) for a, b in zip(gap["sglang"], gap["megatron"], strict=True))
         assert len(apart) == len(PROMPTS) * 24
         mean, p99 = statistics.mean(apart), apart[math.ceil(0.99 * len(apart)) - 1]
-        print("log-probabilities apart: mean", mean, "p99", p99, "max", apart[-1])
         assert mean <= 0.01 and p99 <= 0.05 and apart[-1] <= 0.1
