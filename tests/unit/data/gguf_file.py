@@ -16,6 +16,11 @@ TENSORS = {
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
+NUMBERS = {
+    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size", "head_count": "num_attention_heads",
+    "head_count_kv": "num_key_value_heads", "layer_norm_rms_eps": "rms_norm_eps",
+}  # fmt: skip
 MODEL_NAME = "Coin 0.1B Instruct"  # published files have one, and it gets into config.json
 
 
@@ -39,13 +44,8 @@ def write_gguf(
         types[index] = CONTROL if token in CONTROL_TOKENS else USER_DEFINED if token in TOOL_MARKS else NORMAL
     writer = gguf.GGUFWriter(str(file), "qwen2")
     writer.add_name(MODEL_NAME)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    for key, name in NUMBERS.items():
+        getattr(writer, f"add_{key}")(config[name])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")

@@ -117,9 +117,6 @@ async def test_every_snippet_is_executed_and_its_output_compared():
     assert reject["reason"] == "call 2 prints '4.1', but the trace shows '4.0'"
 
 
-# ------------------------------------------------------- what is refused or rejected
-
-
 @pytest.mark.parametrize("case", table("refused_turns.jsonl", "message"), ids=lambda case: case["problem"])
 def test_a_message_that_cannot_be_used_whole_is_refused(tokenizer, case):
     with pytest.raises(DataError, match=r"^message 1") as error:

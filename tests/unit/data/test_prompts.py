@@ -57,9 +57,6 @@ def user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-# ------------------------------------------------------- the format of prompts
-
-
 @pytest.mark.parametrize("wanted", FORMATS, ids=str)
 def test_the_format_is_inferred_from_the_prompts(wanted: PromptFormat):
     prompts = [wanted.messages(f"What is {n} + 1?\nn is {n}.") for n in range(20)]
@@ -95,21 +92,15 @@ async def test_sft_and_rl_have_the_same_prompt(protocol: Any, prompt_of: Callabl
     assert messages_of(raw["prompt"]) == row["prompt"] == [user(hermes_prompt(PROBLEM))]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_only_user_turns_with_a_foreign_instruction_are_rewritten():
+    for content in (
         f"{PROBLEM}\n{ANSWER_FORMAT}",
         "What is 1 + 1? Answer as \\boxed{n}.",
         f"Answer in French. {PROBLEM}",
         "Let's think step by step and output the final answer within \\boxed{}.",  # only an instruction
-    ],
-)
-def test_a_prompt_without_a_foreign_instruction_stays_unchanged(content: str):
-    assert messages_of([user(content)]) == [user(content)]
-    assert hermes_prompt(content).count("\\boxed") == 1
-
-
-def test_only_user_turns_are_rewritten():
+    ):
+        assert messages_of([user(content)]) == [user(content)]
+        assert hermes_prompt(content).count("\\boxed") == 1
     prompt = [
         {"role": "system", "content": WRAPPED},
         {"role": "user", "content": WRAPPED, "name": None},
@@ -152,9 +143,6 @@ def test_rollout_uses_the_models_format(tmp_path: Path):
     assert read_prompts(prompts, "owner/name") == [PromptFormat().messages("1 + 1?")]
 
 
-# ------------------------------------------------------- checks before a run
-
-
 def test_a_note_counts_the_replaced_instructions_and_images_are_refused(tmp_path: Path):
     contents = (WRAPPED, WRAPPED.replace("31", "47"), "How much is 3 * 4 * 5?")
     reward = {"style": "rule", "ground_truth": "4"}
@@ -177,8 +165,6 @@ def test_a_note_counts_the_replaced_instructions_and_images_are_refused(tmp_path
     with pytest.raises(DataError, match=r"val\.parquet, row 0, column images: the row needs more than text"):
         check_prompts(config, render_turns)
 
-
-# ------------------------------------------------------- templates with today's date
 
 TEMPLATE = (
     '{%- set today = strftime_now("%Y-%m-%d") %}<|im_start|>system\nThe current date is {{ today }}.<|im_end|>\n'

@@ -42,9 +42,6 @@ def written(tmp_path, column: str) -> list:
     return [row[column] for _, row in read_rows(tmp_path / "out.parquet", (column,))]
 
 
-# ------------------------------------------------------- files
-
-
 LINES = "\n\n".join(map(json.dumps, ROWS))
 FILES = {
     "own.csv": '\ufeffproblem,answer\n"How many primes are below 30?",10\n2 + 2?,4\n'.encode(),
@@ -125,9 +122,6 @@ def test_bad_lines_stop_the_command_or_are_rejected(tmp_path):
     assert rejects == {f"{source}, line {n}" for n in range(3, len(BAD_LINES) + 3)}
 
 
-# ------------------------------------------------------- layouts and columns
-
-
 @pytest.mark.parametrize("case", LAYOUTS.values(), ids=LAYOUTS)
 def test_public_layouts_need_no_options(case):
     assert read_problem(case["row"], "here") == (case["problem"], case["truth"])
@@ -174,9 +168,6 @@ def test_a_prompt_as_json_text_is_read_as_its_turns(tmp_path):
     assert written(tmp_path, "prompt") == [made]
     assert normalised_prompt(row["prompt"])[0] == turns
     assert read_problems([tmp_path / "in.jsonl"])[0].messages == turns
-
-
-# ------------------------------------------------------- what is written, dropped and counted
 
 
 def test_rows_have_verls_schema():

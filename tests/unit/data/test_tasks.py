@@ -61,7 +61,7 @@ def test_splits_have_their_sizes_and_share_no_problem(task):
 
 
 def test_transformers_reads_the_model_and_the_tokenizer_that_was_trained(task):
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
     # transformers replaces the pre-tokenizer of a qwen2 directory by Qwen2's own, so training must
     # use that one.
@@ -72,17 +72,11 @@ def test_transformers_reads_the_model_and_the_tokenizer_that_was_trained(task):
     for mark in ("<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"):
         assert len(loaded.encode(mark)) == 1
     assert len(loaded.encode("412967")) == 6
-    model = AutoModelForCausalLM.from_pretrained(task / "model")
-    config = model.config
+    config = AutoConfig.from_pretrained(task / "model")
     assert config.vocab_size % 256 == 0 and config.vocab_size >= len(loaded)
     ids = [loaded.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")]
     assert [config.eos_token_id, config.pad_token_id, config.bos_token_id] == [*ids, None]
     assert config.rope_parameters["rope_theta"] == 100
-    for name, value in model.named_parameters():
-        if value.ndim == 2:
-            assert value.std().item() == pytest.approx(config.initializer_range, rel=0.05), name
-        else:
-            assert (value == float(name.endswith("norm.weight"))).all(), name
 
 
 def test_a_seed_fixes_the_files_and_an_incomplete_task_is_made_again(task, tmp_path):

@@ -47,7 +47,9 @@ def test_an_argument_changes_what_is_rendered_everywhere_alike(qwen3: Path, tmp_
     assert not any(list(example.loss_mask)[: len(prompt)])  # the block is written, and not learnt
     evaluated = tokenizer_of(EvaluationConfig.of(rl).model, str(qwen3))
     assert evaluated.chat_template == tokenizer.chat_template
-    output = succeed("lint", tmp_path / "rows.parquet", "--model", qwen3, "--template-args", OFF.partition("=")[2])
+    options = ("--template-args", OFF.partition("=")[2], "--max-tokens", "5")
+    output = succeed("lint", tmp_path / "rows.parquet", "--model", qwen3, *options)
+    assert "1 rows (100.0%) are over 5 tokens" in output
     assert f" {sum(example.loss_mask)} in the row with the fewest" in output.replace("(", " ").replace("\n", " ")
     plain, other = (EvaluationConfig.of(run_of(RlConfig, qwen3, *settings)) for settings in ((), (OFF,)))
     case = Case(name="m", model=str(qwen3))

@@ -1,6 +1,4 @@
-"""Two reports against each other: the paired difference, its interval, what flipped, and what
-cannot be compared.
-"""
+"""Two reports: the paired difference, its interval, what flipped, and what cannot be compared."""
 
 import json
 from pathlib import Path

@@ -162,12 +162,6 @@ def test_its_samples_open_in_the_viewer_without_tokens(server: ScriptedApi, tmp_
     assert (index["rows"][0]["tokens"], index["rows"][0]["calls"], index["rows"][0]["right"]) == (None, 1, True)
 
 
-def test_the_inline_protocol_is_not_asked_of_an_api(server: ScriptedApi, tmp_path: Path):
-    code, output, _ = evaluate(server, tmp_path, "--protocol", "retool")
-    assert code == 2 and server.requests == []
-    assert "Serve the model with SGLang, and name that server in --url" in output
-
-
 def test_without_the_tool_none_is_offered_and_a_cut_response_may_have_its_answer(server: ScriptedApi, tmp_path: Path):
     server.script = [chat("\\boxed{579}, because", finish="length")]
     more = str(problems(tmp_path / "more"))
@@ -246,9 +240,7 @@ def test_results_have_no_control_tokens_and_are_cut_by_characters(server: Script
     [(("--concurrency", "3"), 3), (("rollout.max_running_requests=2",), 4)],
     ids=["named", "twice as many as the engines run"],
 )
-def test_concurrency_limits_the_samples_in_flight(
-    server: ScriptedApi, tmp_path: Path, options: tuple[str, ...], most: int
-):
+def test_concurrency_limits_the_samples(server: ScriptedApi, tmp_path: Path, options: tuple[str, ...], most: int):
     server.script = [chat("\\boxed{579}") for _ in range(6)]
     server.pause_s = 0.3
     evaluate(server, tmp_path, "--n", "6", *options)
@@ -280,9 +272,7 @@ def test_reasoning_returns_with_the_call_and_the_newer_name_of_the_limit_is_used
     assert server.requests[3][1]["messages"][-2]["reasoning_content"] == "I compute."
 
 
-def test_calls_that_the_server_leaves_in_the_text_are_parsed_and_a_larger_n_adds_samples(
-    server: ScriptedApi, tmp_path: Path
-):
+def test_calls_in_the_text_are_parsed_and_a_larger_n_adds_samples(server: ScriptedApi, tmp_path: Path):
     call = json.dumps({"name": "code_interpreter", "arguments": {"code": "print(579)"}})
     server.script = [chat(f"<tool_call>\n{call}\n</tool_call>"), chat("\\boxed{579}"), chat("\\boxed{1}")]
     _, _, report = evaluate(server, tmp_path)
@@ -292,44 +282,41 @@ def test_calls_that_the_server_leaves_in_the_text_are_parsed_and_a_larger_n_adds
     assert len({body["seed"] for _, body, _ in server.requests}) == 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "sizes"),
-    [
-        (("sandbox.workers=200",), {"workers": 200, "sessions": 0}),
-        (("sandbox.workers=8", "sandbox.sessions=100"), {"workers": 128, "sessions": 128}),
-    ],
-)
 def test_cases_share_one_sandbox_with_a_worker_for_each_core(
-    server: ScriptedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], sizes: Any
+    server: ScriptedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     opened: list[dict[str, Any]] = []
     during: list[bool] = []
     sandbox = InProcessSandbox()
-    own = ["sandbox.python=/own/python", "sandbox.preload=['numpy']", f"validation.files=['{problems(tmp_path)}']"]
+    own = ["sandbox.python=/own/python", "sandbox.preload=['numpy']", "sandbox.workers=8", "sandbox.sessions=100"]
+    own.append(f"validation.files=['{problems(tmp_path)}']")
     monkeypatch.setattr(
         "retool_mcore.evaluate.cases.open_sandbox", lambda where, **options: opened.append(options) or sandbox
     )
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(128)))
     server.script = [chat(None, "print(123 + 456)"), chat("\\boxed{579}")] * 2
     evaluate_many(
-        load_evaluation(Path("configs/rl_tiny_cpu.toml"), [*LOCAL, *own, *settings]),
+        load_evaluation(Path("configs/rl_tiny_cpu.toml"), [*LOCAL, *own]),
         [Case(name=model, model=model) for model in ("first", "second")],
         endpoint=server.url,
         out=tmp_path / "out",
         n=1,
         on_sample=lambda name, right: during.append(right and sandbox.is_open),
     )
-    assert opened == [{"min_level": "rlimits", "python": "/own/python", "preload": ["numpy"]} | sizes]
+    same = {"min_level": "rlimits", "python": "/own/python", "preload": ["numpy"]}
+    assert opened == [{**same, "workers": 128, "sessions": 128}]
     assert during == [True, True] and not sandbox.is_open
 
 
-def test_an_unreachable_server_and_a_folder_in_use_are_reported_before_any_request(server: ScriptedApi, tmp_path: Path):
+def test_what_cannot_be_evaluated_is_reported_before_any_request(server: ScriptedApi, tmp_path: Path):
     with ScriptedApi() as closed:
         pass
     began = time.monotonic()
     code, output, _ = evaluate(closed, tmp_path)
     assert code == 2 and time.monotonic() - began < 30, "requests are retried for 120 s"
     assert f"--endpoint {closed.url}: no server responds" in output
+    code, output, _ = evaluate(server, tmp_path, "--protocol", "retool")
+    assert code == 2 and "Serve the model with SGLang, and name that server in --url" in output
     with lock_run(tmp_path / "out"):
         code, output, _ = evaluate(server, tmp_path)
     assert (code, server.requests) == (2, [])

@@ -115,9 +115,7 @@ async def test_an_evaluation_that_was_killed_resumes(tokenizer, tmp_path: Path):
     assert make_report(again) == make_report(samples_in(tmp_path))
 
 
-def test_a_template_gets_the_date_of_the_evaluations_first_start(
-    tmp_path: Path, tokenizer, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_template_gets_the_date_of_the_first_start(tmp_path: Path, tokenizer, monkeypatch: pytest.MonkeyPatch):
     problems, model, prompts = tmp_path / "problems.jsonl", tmp_path / "model", list[str]()
     problems.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
     write_model(model, tokenizer, seed=0)

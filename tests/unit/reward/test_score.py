@@ -57,8 +57,6 @@ def test_a_row_without_truth_is_an_error_that_names_it(truth):
         compute_score("math", r"\boxed{34}", truth, {"index": 7})
 
 
-# ------------------------------------------------------- a user's own function
-
 RIGHT = Response(data_source="math", truth="1/2", answer="0.5", text="\\boxed{0.5}")
 NONE = Response(data_source="math", truth="1/2", answer=None, text="no")
 
