@@ -98,22 +98,6 @@ def test_a_turn_of_weight_0_has_no_loss_where_each_turn_is_rendered_alone():
     assert trained.count(chat_format(thinking).end_of_turn_id) == 1
 
 
-CUT = "<code>\nprint('</code>')\n</code>\n<interpreter>\n1\n</interpreter>\n"
-
-
-@pytest.mark.parametrize(
-    ("messages", "tools"),
-    [
-        (conversation("q", "one", ("print('</tool_call>')", "1")), TOOLS),
-        (conversation("q", f"The tag `</code>` ends it.\n{CUT}one"), None),
-    ],
-    ids=["hermes", "retool"],
-)
-def test_training_refuses_code_that_a_rollout_would_cut(qwen25, messages, tools):
-    with pytest.raises(DataError, match=r"message 2 \(assistant\): its code contains </.*which would end the call"):
-        render(messages, tools, qwen25)
-
-
 def test_a_template_without_tool_calls_is_refused(text_only):
     with pytest.raises(CheckpointError, match="without its code"):
         render_prompt([{"role": "user", "content": "q"}], TOOLS, text_only)
