@@ -5,19 +5,16 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import CheckpointError, RunError
 from retool_mcore.run import checkpoint
 from retool_mcore.run import export as end
-from retool_mcore.run.checkpoint import BestKeeper, BestStep, best_so_far, lacks_value, read_best
+from retool_mcore.run.checkpoint import BestKeeper, BestStep, best_so_far, lacks_value
 from retool_mcore.run.export import export, find_weights
 from tests.unit.run.test_checkpoints import save, steps
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-VALUES = st.dictionaries(st.integers(1, 60), st.floats(-1, 1).map(lambda value: round(value, 2)), max_size=20)
 GOAL = ("best.metric=val_loss", "validation.every=10", "checkpoint.every_steps=10", "checkpoint.keep=1")
 
 
@@ -25,30 +22,17 @@ def run_in(tmp_path: Path, *overrides: str) -> SftConfig:
     return load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", [f"run.root={tmp_path}", *GOAL, *overrides])
 
 
-@given(values=VALUES, mode=st.sampled_from(["max", "min"]))
-def test_the_best_is_the_first_of_the_extreme_values(values: dict[int, float], mode: str):
-    best = BestStep(metric="m", mode=mode, patience=0, min_delta=0.0, values=values).step()
-    if not values:
-        assert best is None
-        return
-    extreme = max(values.values()) if mode == "max" else min(values.values())
-    assert best == min(step for step, value in values.items() if value == extreme)
+def keeper_of(config: SftConfig, losses: dict[int, float], *, saved: bool = False) -> BestKeeper:
+    """The record of a run that was validated, and ``saved``, at these steps."""
+    keeper = BestKeeper(config, 0)
+    for step, loss in losses.items():
+        keeper.record_validation(step, {"val_loss": loss})
+        if saved:
+            save(config, step)
+    return keeper
 
 
-@given(values=VALUES, cut=st.integers(0, 60), patience=st.integers(1, 5), delta=st.sampled_from([0.0, 0.3]))
-def test_a_run_that_goes_on_from_a_step_decides_as_one_that_was_never_cut_off(
-    values: dict[int, float], cut: int, patience: int, delta: float
-):
-    rule = BestStep(metric="m", mode="max", patience=patience, min_delta=delta)
-    whole = resumed = rule
-    for step in sorted(values):
-        whole = whole.with_value(step, values[step])
-    resumed = whole.up_to(cut)
-    for step in sorted(step for step in values if step > cut):
-        resumed = resumed.with_value(step, values[step])
-    assert resumed == whole and resumed.metrics() == whole.metrics()
-
-
+@pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize(
     ("losses", "delta", "waited"),
     [
@@ -59,11 +43,14 @@ def test_a_run_that_goes_on_from_a_step_decides_as_one_that_was_never_cut_off(
         ([1.0, 0.95, 0.92], 0.1, 2),
     ],
 )
-def test_patience_counts_validations_since_the_last_real_gain(losses: list[float], delta: float, waited: int):
-    values = {10 * number: loss for number, loss in enumerate(losses, start=1)}
-    best = BestStep(metric="val_loss", mode="min", patience=2, min_delta=delta, values=values)
+def test_patience_counts_validations_since_the_last_real_gain(
+    losses: list[float], delta: float, waited: int, mode: str
+):
+    sign = 1 if mode == "min" else -1
+    values = {10 * number: sign * loss for number, loss in enumerate(losses, start=1)}
+    best = BestStep(metric="val_loss", mode=mode, patience=2, min_delta=delta, values=values)
     assert (best.waited, best.stopped_early) == (waited, waited >= 2)
-    assert best.step() == 10 * (1 + losses.index(min(losses))), "any gain makes a new best, however small"
+    assert best.step() == 10 * (1 + losses.index(min(losses))), "the first of equal ones, and any gain counts"
 
 
 def test_the_best_checkpoint_outlives_newer_ones_until_a_better_one_is_complete(tmp_path: Path):
@@ -81,33 +68,22 @@ def test_the_best_checkpoint_outlives_newer_ones_until_a_better_one_is_complete(
 
 
 def test_a_resumed_run_forgets_what_came_after_its_checkpoint_and_nothing_else(tmp_path: Path):
-    config = run_in(tmp_path, "best.patience=[2, 0]")
-    keeper = BestKeeper(config, 0)
-    for step, loss in ((10, 1.0), (20, 2.0), (30, 0.5)):
-        keeper.record_validation(step, {"val_loss": loss})
+    config = run_in(tmp_path, "best.patience=[2, 0.25]")
+    keeper_of(config, {10: 1.0, 20: 2.0, 30: 0.5})
     resumed = BestKeeper(config, 20)
     assert resumed.metrics() == {"best/step": 10.0, "best/value": 1.0, "best/waited": 1.0}
     assert not resumed.stopped_early
-    resumed.record_validation(30, {"val_loss": 1.5})
+    resumed.record_validation(30, {"val_loss": 0.875})  # a gain below the least one
     assert resumed.stopped_early and BestKeeper(config, 30).stopped_early
     on_disk = json.loads((config.run.dir / "best.json").read_text())
-    assert (on_disk["metric"], on_disk["step"], on_disk["value"], on_disk["waited"]) == ("val_loss", 10, 1.0, 2)
+    assert (on_disk["metric"], on_disk["step"], on_disk["value"], on_disk["waited"]) == ("val_loss", 30, 0.875, 2)
     assert on_disk["ended_early"] and [path.name for path in config.run.dir.iterdir()] == ["best.json"]
-    assert not BestKeeper(run_in(tmp_path, "best.patience=[3, 0]"), 30).stopped_early, "the settings of now decide"
-
-
-def test_a_rank_that_does_not_write_decides_alike(tmp_path: Path):
-    config = run_in(tmp_path, "best.patience=[1, 0.5]")
-    writes, reads = BestKeeper(config, 0), BestKeeper(config, 0, writes=False)
-    for keeper in (reads, writes):
-        keeper.record_validation(10, {"val_loss": 1.0})
-        keeper.record_validation(20, {"val_loss": 0.75})
-    assert reads.stopped_early and writes.stopped_early and reads.best == writes.best == read_best(config.run.dir)
+    assert not BestKeeper(run_in(tmp_path, "best.patience=[3, 0.25]"), 30).stopped_early, "the settings of now decide"
 
 
 def test_what_a_kill_took_is_known_to_be_missing(tmp_path: Path):
     config = run_in(tmp_path, "train.steps=25", "validation.every=10")
-    BestKeeper(config, 0).record_validation(10, {"val_loss": 1.0})
+    keeper_of(config, {10: 1.0})
     assert [step for step in range(26) if lacks_value(config, step)] == [20, 25]
     without = load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", [f"run.root={tmp_path}"])
     assert not any(lacks_value(without, step) for step in range(0, 201, 50))
@@ -122,18 +98,14 @@ def test_what_a_kill_took_is_known_to_be_missing(tmp_path: Path):
 
 def test_a_value_that_cannot_be_compared_ends_the_run_and_says_what_there_is(tmp_path: Path):
     config = run_in(tmp_path)
-    keeper = BestKeeper(config, 0)
+    keeper = keeper_of(config, {15: 1.0})  # no validation is due at this step, so none is recorded or missed
+    keeper.record_validation(15, {})
     with pytest.raises(RunError, match=r"val_loss = nan at step 10"):
         keeper.record_validation(10, {"val_loss": math.nan})
     with pytest.raises(RunError, match=r"There are: val/a, val/b\."):
         keeper.record_validation(10, {"val/b": 1.0, "val/a": 1.0, "loss": 2.0})
-    keeper.record_validation(15, {})  # no validation is due at this step, so none is missed
     assert keeper.metrics() == {}
-
-
-def test_values_of_another_metric_are_refused(tmp_path: Path):
-    config = run_in(tmp_path)
-    BestKeeper(config, 0).record_validation(10, {"val_loss": 1.0})
+    keeper.record_validation(10, {"val_loss": 1.0})
     with pytest.raises(CheckpointError, match=r"has the values of val_loss \(min\), but .* \(max\)"):
         BestKeeper(run_in(tmp_path, "best.metric=max val_loss"), 10)
     (config.run.dir / "best.json").write_text("{")
@@ -141,14 +113,11 @@ def test_values_of_another_metric_are_refused(tmp_path: Path):
         BestKeeper(config, 10)
 
 
-def test_the_best_checkpoint_is_exported_by_name_and_at_the_end(tmp_path: Path):
+def test_the_best_checkpoint_is_exported_by_name(tmp_path: Path):
     config = run_in(tmp_path, "checkpoint.keep=2")
-    keeper = BestKeeper(config, 0)
     with pytest.raises(CheckpointError, match="has no best checkpoint"):
         find_weights(config.run.dir, "best")
-    for step, loss in ((10, 1.0), (20, 2.0), (30, 2.0), (40, 2.0)):
-        keeper.record_validation(step, {"val_loss": loss})
-        save(config, step)
+    keeper_of(config, {10: 1.0, 20: 2.0, 30: 2.0, 40: 2.0}, saved=True)
     for which, step in (("best", 10), ("newest", 40), ("30", 30)):
         assert json.loads((find_weights(config.run.dir, which) / "config.json").read_text())["step"] == step
     of_30 = find_weights(checkpoint.step_folder(config, 30))
@@ -158,16 +127,18 @@ def test_the_best_checkpoint_is_exported_by_name_and_at_the_end(tmp_path: Path):
             export(config.run.dir, tmp_path / "out", which)
 
 
-def test_the_mode_follows_from_the_name_unless_it_is_named():
-    def mode(*settings: str) -> str:
-        return load_config(
-            RlConfig, CONFIGS / "rl_tiny_cpu.toml", [f"best.{setting}" for setting in settings]
-        ).best_mode
-
-    assert (mode("metric=val/accuracy"), mode("metric=val/groups/all_wrong")) == ("max", "min")
-    assert mode("metric=min val/accuracy") == mode("metric=min val/behavior/turns") == "min"
-    assert mode("metric=val-core/aime_2024/x/acc/mean@8") == "max", "a data_source may have slashes"
-    assert load_config(SftConfig, CONFIGS / "sft_tiny_cpu.toml", ["best.metric=val_loss"]).best_mode == "min"
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        ("val/accuracy", "max"),
+        ("val/groups/all_wrong", "min"),
+        ("min val/accuracy", "min"),
+        ("min val/behavior/turns", "min"),
+        ("val-core/aime_2024/x/acc/mean@8", "max"),  # a data_source may have slashes
+    ],
+)
+def test_the_mode_follows_from_the_name_unless_it_is_named(metric: str, mode: str):
+    assert load_config(RlConfig, CONFIGS / "rl_tiny_cpu.toml", [f"best.metric={metric}"]).best_mode == mode
 
 
 def test_a_run_that_stopped_early_prints_why_and_exports_its_best_checkpoint(
@@ -175,12 +146,15 @@ def test_a_run_that_stopped_early_prints_why_and_exports_its_best_checkpoint(
 ):
     monkeypatch.setattr(end, "exit_on_sigterm", lambda: None)  # pytest has its own handlers
     config = run_in(tmp_path, "best.patience=[1, 0]")
-    keeper = BestKeeper(config, 0)
-    for step, loss in ((10, 2.0), (20, 1.0), (30, 3.0)):
-        keeper.record_validation(step, {"val_loss": loss})
-        save(config, step)
+    keeper_of(config, {10: 2.0, 20: 1.0, 30: 3.0}, saved=True)
+    (config.run.dir / "metrics.jsonl").write_text('{"step": 30, "val_loss": 3}\n{"step": 31}\n')
     end.finish(config)
     assert json.loads((config.run.dir / "export" / "config.json").read_text())["step"] == 20
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "note: best val_loss 1 at step 20, no improvement in 1 validation"
-    assert lines[1].startswith(f"exported {config.run.dir}/export: best val_loss 1 at step 20")
+    run = config.run.dir
+    assert capsys.readouterr().err.splitlines() == [
+        "note: best val_loss 1 at step 20, no improvement in 1 validation",
+        f"exported {run}/export: best val_loss 1 at step 20, no improvement in 1 validation",
+        "validation at step 30: val_loss 3.0000",
+        f"next: retool report {run} --out {run}/report.html",
+        f"      retool rl CONFIG model.path={run}/export",
+    ]

@@ -10,27 +10,23 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from retool_mcore.run import start
+from retool_mcore.run import metrics, start
 from retool_mcore.run.metric_table import METRICS, is_written
 from retool_mcore.run.metrics import MetricWriter, NonFiniteLoss, PhaseTimer, read_metrics, require_finite, step_rates
 from tests.unit.run.test_trackers import run_in
 
 
-def test_phases_add_up_to_the_step():
+def test_phases_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch):
+    clock = iter([0.0, 1.0, 3.0, 3.0, 7.0, 15.0, 31.0, 63.0, 64.0])
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     timer = PhaseTimer()
     with timer.span("data"):
-        time.sleep(0.01)
-    with timer.span("forward_backward"):
-        time.sleep(0.01)
-        with timer.span("optimizer"):
-            time.sleep(0.02)
-        time.sleep(0.01)
-    times = timer.flush()
-    assert times["timing_s/data"] >= 0.01 and times["timing_s/optimizer"] >= 0.02
-    assert 0.02 <= times["timing_s/forward_backward"] < times["timing_s/step"] - 0.03, "an inner span is taken out"
-    parts = [value for name, value in times.items() if name != "timing_s/step"]
-    assert sum(parts) == pytest.approx(times["timing_s/step"])
-    assert timer.flush()["timing_s/step"] < times["timing_s/step"], "the next step begins where this one ended"
+        pass
+    with timer.span("forward_backward"), timer.span("optimizer"):
+        pass
+    times = {"data": 2.0, "forward_backward": 4.0 + 16.0, "optimizer": 8.0, "other": 1.0 + 32.0, "step": 63.0}
+    assert timer.flush() == {f"timing_s/{name}": seconds for name, seconds in times.items()}
+    assert timer.flush() == {"timing_s/other": 1.0, "timing_s/step": 1.0}
 
 
 def test_the_rates_of_a_step_leave_out_its_checkpoint_and_its_validation():
@@ -85,7 +81,7 @@ def test_a_validation_has_its_own_row_and_a_reader_joins_it_with_its_steps(tmp_p
     assert read_metrics(tmp_path / "metrics.jsonl") == [], "a run that starts over writes step 0 again, too"
 
 
-def test_a_row_has_what_the_table_lists_and_what_a_user_adds(tmp_path: Path):
+def test_a_row_has_what_the_table_lists_and_what_a_user_adds():
     """Names of verl 0.9.1 that nothing reads are not written, a user's own are, in any family."""
     unread = ("actor/loss", "critic/returns/mean", "critic/rewards/max", "global_seqlen/min", "num_turns/mean",
               "perf/mfu/actor", "prompt_length/max", "response_length/clip_ratio", "rollout_corr/k3_kl",
@@ -93,17 +89,12 @@ def test_a_row_has_what_the_table_lists_and_what_a_user_adds(tmp_path: Path):
               "val-core/math/acc/best@2/std", "behavior/slowest_tool_s", "val/behavior/slowest_tool_s")  # fmt: skip
     users = ("reward/my_part", "mine/count", "actor/my_penalty", "behavior/calls/search", "val/reward/my_part")
     verls = ("actor/kl_loss", "timing_s/gen", "perf/throughput", "rollout_corr/kl", "critic/rewards/mean")
-    writer = MetricWriter(run_in(tmp_path), resumed_step=0)
-    writer.write(1, dict.fromkeys([*unread, *users, *verls], 1.0))
-    writer.close()
-    [row] = read_metrics(tmp_path / "metrics.jsonl")
-    assert set(row) - {"step", "unix_s"} == {*users, *verls}
+    assert [name for name in (*unread, *users, *verls) if is_written(name)] == [*users, *verls]
     assert all(is_written(name.replace("*", "x")) for names in METRICS.values() for name in names)
 
 
-@pytest.mark.parametrize("name", ["loss", "grad_norm", "critic/vf_loss", "actor/pg_loss", "actor/grad_norm"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_nan_stops_the_run_and_names_itself(name: str, value: float):
-    metrics = {"loss": 1.0, "grad_norm": 1.0, name: value}
-    with pytest.raises(NonFiniteLoss, match=f"{name} = {value} at step 7"):
-        require_finite(metrics, 7)
+def test_nan_stops_the_run_and_names_itself():
+    for name in ("loss", "grad_norm", "critic/vf_loss", "actor/pg_loss", "actor/grad_norm"):
+        for value in (math.nan, math.inf):
+            with pytest.raises(NonFiniteLoss, match=f"{name} = {value} at step 7"):
+                require_finite({"loss": 1.0, "grad_norm": 1.0, name: value}, 7)

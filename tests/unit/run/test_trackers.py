@@ -3,10 +3,10 @@
 import importlib.util
 import io
 import json
-import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from retool_mcore.config import EvaluationConfig, SftConfig, load_config, load_evaluation
+from retool_mcore.config import SftConfig, load_config, load_evaluation
 from retool_mcore.errors import ConfigError
 from retool_mcore.evaluate import cases
 from retool_mcore.platforms.base import get_platform
@@ -24,8 +24,7 @@ from retool_mcore.run.metrics import MetricWriter, read_metrics
 from retool_mcore.run.status import notes, notes_on
 from retool_mcore.run.trackers import Trace
 
-ROOT = Path(__file__).parents[3]
-CONFIGS = ROOT / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
 
 
@@ -62,7 +61,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
 
 
 def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(
-    tmp_path: Path, fake: type[Fake], caplog: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(*start: object) -> trackers.TrackerWithoutPurge:
         raise RuntimeError("no key")
@@ -76,14 +75,9 @@ def test_a_tracker_that_fails_is_told_once_and_the_run_goes_on(
         writer.close()
     notes.warning("after the run, to nobody")
     assert fake.logged == [(step, {"loss": 1.0}) for step in (1, 2, 3)], "what metrics.jsonl has"
-    assert said.getvalue().splitlines() == [
-        f"note: the tracker {name} failed and was disabled; the run continues, and metrics.jsonl has all metrics. Its "
-        f"error: {error}"
-        for name, error in (("swanlab", "no key"), ("wandb", "the network is gone"))
-    ]
-    told = [each for each in caplog.records if each.levelno >= logging.ERROR]
-    assert [each.getMessage() for each in told] == ["tracker swanlab", "tracker wandb"]
-    assert told[1].exc_info is not None and "the network is gone" in str(told[1].exc_info[1])
+    lines = said.getvalue().splitlines()
+    assert [line.split()[3] for line in lines] == ["swanlab", "wandb"]
+    assert lines[0].endswith("error: no key") and lines[1].endswith("error: the network is gone")
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
     assert list((tmp_path / "tensorboard").iterdir())
 
@@ -104,54 +98,51 @@ def test_a_tracker_that_is_not_installed_is_an_error_before_the_start(tmp_path: 
     for found in (None, SimpleNamespace(origin=None)):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
         first = next(settings(run_in(tmp_path, "mlflow"), get_platform("cpu")))
-        assert first.severity == "missing" and 'names "mlflow"' in first.text
-        assert "pip install 'retool_mcore[mlflow]'" in first.text
+        assert first.severity == "missing" and "pip install 'retool_mcore[mlflow]'" in first.text
 
 
 @pytest.mark.parametrize(
-    ("environ", "files", "lacks"),
+    ("environ", "netrc", "lacks"),
     [
-        ({}, {}, True),
-        ({"WANDB_MODE": "offline"}, {}, False),
-        ({"WANDB_API_KEY": "k"}, {}, False),
-        ({"WANDB_MODE": "online", "WANDB_IDENTITY_TOKEN_FILE": "f"}, {}, False),
-        ({}, {".netrc": "machine api.wandb.ai login user password k\n"}, False),
-        ({"WANDB_BASE_URL": "https://example.org"}, {".netrc": "machine api.wandb.ai login user password k\n"}, True),
+        ({}, False, True),
+        ({"WANDB_MODE": "offline"}, False, False),
+        ({"WANDB_API_KEY": "k"}, False, False),
+        ({}, True, False),
+        ({"WANDB_BASE_URL": "https://example.org"}, True, True),
     ],
 )
 def test_a_run_for_wandb_without_a_key_is_refused_before_it_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], files: dict[str, str], lacks: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], netrc: bool, lacks: bool
 ):
     pytest.importorskip("wandb")
     for name in [name for name in os.environ if name.startswith("WANDB_") or name == "NETRC"]:
         monkeypatch.delenv(name)
     for name, value in ({"HOME": str(tmp_path)} | environ).items():
         monkeypatch.setenv(name, value)
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
+    if netrc:
+        (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password k\n")
     config = run_in(tmp_path / "run", "wandb")
-    if lacks:
-        with pytest.raises(ConfigError, match=r"no API key was found .*wandb login.*WANDB_MODE=offline"):
-            trackers.check_trackers(config)
-    else:
+    said = r"no API key was found .*wandb login.*WANDB_MODE=offline"
+    with pytest.raises(ConfigError, match=said) if lacks else nullcontext():
         trackers.check_trackers(config)
 
 
-def test_an_evaluation_logs_each_case_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def board_of(folder: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config: EvaluationConfig = load_evaluation(RL)
+    board = EventAccumulator(str(folder / "tensorboard"))
+    board.Reload()
+    return board
+
+
+def test_an_evaluation_logs_each_case_once(tmp_path: Path):
     report = {"scores": {"mean@2": 0.5}, "behavior": {"behavior/turns": 2.0}}
     for name in ("base", "base", "tuned"):
-        cases._track(config, tmp_path, name, report)
+        cases._track(load_evaluation(RL), tmp_path, name, report)
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "report.json").write_text("{}")
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
-    found = {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
-    assert found == {
+    board = board_of(tmp_path)
+    assert {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]} == {
         "eval/base/mean@2": [(1, 0.5)],
         "eval/base/behavior/turns": [(1, 2.0)],
         "eval/tuned/mean@2": [(2, 0.5)],
@@ -188,11 +179,8 @@ def write_two_steps(folder: Path, tracker: str) -> None:
 
 
 def test_tensorboard_has_a_text_for_each_that_is_no_markup(tmp_path: Path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     write_two_steps(tmp_path, "tensorboard")
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
+    board = board_of(tmp_path)
     tags = [f"trajectories/{number}/text_summary" for number in (1, 2)]
     assert set(board.Tags()["tensors"]) == set(tags)
     events = [(event.step, event.tensor_proto.string_val[0].decode()) for event in board.Tensors(tags[0])]
