@@ -58,13 +58,6 @@ def draw() -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text="a circle"), image])
 
 
-if os.environ.get("DESCRIPTION_CHARS"):
-
-    @server.tool(description="x" * int(os.environ["DESCRIPTION_CHARS"]))
-    def talks() -> str:
-        return "done"
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--http"]:
         server.run("streamable-http", port=int(sys.argv[2]))

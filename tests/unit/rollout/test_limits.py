@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.rollout.calls import CallResult
 from retool_mcore.rollout.engine import EngineTurn, TurnRequest
-from retool_mcore.rollout.ledger import StopReason
+from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import MIN_TURN_TOKENS, Trajectory
 from retool_mcore.rollout.protocol import Hermes
@@ -52,7 +51,7 @@ class Slow(ScriptedEngine):
         return await super().generate(request)
 
 
-async def play(tokenizer: Any, sandbox: Recording, limits: Limits, script: Sequence[str]) -> Trajectory:
+async def play(tokenizer: Any, sandbox: Recording, limits: Limits, *script: str) -> Trajectory:
     protocol = Hermes(tokenizer)
     return await roll_out(protocol.prompt_ids(QUESTION), Slow(tokenizer, script), sandbox, protocol, limits)
 
@@ -69,7 +68,7 @@ async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_toke
     limits = limits_for(max_response_tokens=len(sampled) + len(result) + MIN_TURN_TOKENS + room)
     shortest = "1<|im_end|>"
     assert len(tokenizer.encode(shortest, add_special_tokens=False)) == MIN_TURN_TOKENS
-    trajectory = await play(tokenizer, Recording(), limits, [CALL, shortest])
+    trajectory = await play(tokenizer, Recording(), limits, CALL, shortest)
     ledger = trajectory.ledger
     if written:
         assert trajectory.stop_reason == StopReason.FINISHED
@@ -81,18 +80,17 @@ async def test_a_result_is_written_when_it_and_the_shortest_turn_fit_to_the_toke
 
 
 @pytest.mark.parametrize(
-    ("run_s", "reason", "calls"),
+    ("run_s", "reason", "answer"),
     [
-        ((0.6, 0.3), StopReason.FINISHED, 2),
-        ((0.6, 0.4), StopReason.TOOL_TIME, 2),  # neither call alone is over the limit
+        ((0.6, 0.3), StopReason.FINISHED, "1379"),
+        ((0.6, 0.4), StopReason.TOOL_TIME, None),  # neither call alone is over the limit
     ],
 )
-async def test_tool_time_is_the_sum_of_all_turns(tokenizer, run_s: tuple[float, ...], reason: StopReason, calls: int):
+async def test_tool_time_is_the_sum_of_all_turns(tokenizer, run_s: tuple[float, ...], reason: StopReason, answer: Any):
     sandbox = Recording(*run_s)
-    limits = replace(limits_of(), max_tool_s=1.0, max_response_tokens=2000)
-    trajectory = await play(tokenizer, sandbox, limits, [CALL] * len(run_s) + [ANSWER])
-    assert (trajectory.stop_reason, len(sandbox.received)) == (reason, calls)
-    assert trajectory.answer == ("1379" if reason == StopReason.FINISHED else None)
+    limits = limits_for(max_response_tokens=2000, max_tool_s=1.0)
+    trajectory = await play(tokenizer, sandbox, limits, CALL, CALL, ANSWER)
+    assert (trajectory.stop_reason, trajectory.answer, len(sandbox.received)) == (reason, answer, 2)
 
 
 @pytest.mark.parametrize(("sessions", "session"), [(0, None), (96, "t")])
@@ -102,7 +100,7 @@ async def test_the_sandbox_gets_the_limits_of_the_run_file(tokenizer, sessions: 
     own = ("max_response_tokens=2000", "max_turns=4", "max_tool_output_tokens=3", "max_outage_s=9")
     limits = limits_of(*settings, *(f"rollout.{each}" for each in own))
     assert astuple(limits) == (2000, 4, 3, 3, 300.0, 7.5, 333, 9.0, sessions > 0), "as Limits lists them"
-    trajectory = await play(tokenizer, sandbox, limits, [CALL, ANSWER])
+    trajectory = await play(tokenizer, sandbox, limits, CALL, ANSWER)
     [result], cut = trajectory.turns[0].results, "13\n[... 1 tokens cut here ...]\n9"
     assert replace(result, wall_s=0.0) == CallResult(
         code="print(412 + 967)", ok=True, shown=cut, cut_tokens=1, run_s=0.5, queue_s=0.25
@@ -113,18 +111,23 @@ async def test_the_sandbox_gets_the_limits_of_the_run_file(tokenizer, sessions: 
     assert limits_of("sandbox.run_timeout_s=200").max_tool_s == 600.0, "in each of three turns"
 
 
+def test_an_engine_that_continued_another_context_is_caught():
+    with pytest.raises(AssertionError, match="continued 5 tokens"):
+        Ledger([1, 2], 8).append_model([10], [-1.0], context_tokens=5)
+
+
 async def test_an_outage_is_retried_and_then_drops_the_trajectory(tokenizer):
     limits = limits_for(max_response_tokens=2000, max_outage_s=2.0)
-    trajectory = await play(tokenizer, Recording(outages=1), limits, [CALL, ANSWER])
+    trajectory = await play(tokenizer, Recording(outages=1), limits, CALL, ANSWER)
     assert (trajectory.stop_reason, shown(trajectory)) == (StopReason.FINISHED, ["1379"])
-    dropped = await play(tokenizer, Recording(outages=99), replace(limits, max_outage_s=0.1), [CALL, ANSWER])
+    dropped = await play(tokenizer, Recording(outages=99), replace(limits, max_outage_s=0.1), CALL, ANSWER)
     assert dropped.stop_reason == StopReason.DROPPED and all(dropped.ledger.loss_mask), "the model reads no outage"
     assert dropped.drop_error == "SandboxUnavailable: no server at unix:///gone.sock"
 
 
 async def test_a_record_has_each_turn_and_where_its_time_went(tokenizer):
     began_s, script = time.time(), ["<tool_call>\nprint(1)\n</tool_call>", CALL, ANSWER]
-    trajectory = await play(tokenizer, Recording(), limits_for(max_response_tokens=2000), script)
+    trajectory = await play(tokenizer, Recording(), limits_for(max_response_tokens=2000), *script)
     row, ids = record(trajectory), trajectory.ledger.response_ids
     turns = row.pop("turns")
     engine_s, tool_s = ([turn[name] for turn in turns] for name in ("engine_s", "tool_s"))

@@ -26,16 +26,15 @@ def trajectory(*turns: tuple[Any, ...], stop: StopReason) -> Trajectory:
             made.ledger.append_tool([9] * 5)
         start = len(made.ledger.response_ids)
         made.ledger.append_model([7] * tokens, [-1.0] * tokens)
-        made.turns.append(
-            Turn(start=start, tokens=tokens, text="", parsed=parsed, answer=None, results=results, engine_s=0.5)
-        )
-        made.turns[-1].tool_s = sum(each.wall_s for each in results)
+        seconds = {"engine_s": 0.5, "tool_s": sum(each.wall_s for each in results)}
+        turn = Turn(start=start, tokens=tokens, text="", parsed=parsed, answer=None, results=results, **seconds)
+        made.turns.append(turn)
     made.ledger.close(stop)
     return made
 
 
 CALL = Parsed(kind="tool_call", calls=code_calls("print(1)"))
-REPAIRED = Parsed(kind="tool_call", calls=code_calls("print(1)"), repairs=("backslashes", "trailing_data"))
+REPAIRED = replace(CALL, repairs=("backslashes", "trailing_data"))
 BAD = Parsed(kind="malformed", problem="json", error="no")
 ANSWER = Parsed(kind="answer", answer="1")
 
@@ -48,10 +47,8 @@ CORRECTED = trajectory(
     (ANSWER, 6),
     stop=StopReason.FINISHED,
 )
-# An answer without code: 10 tokens.
 PLAIN = trajectory((ANSWER, 10), stop=StopReason.FINISHED)
-# The same failing code twice, stopped at a limit, and the turns are used up: 10 + 5 + 5 = 20
-# tokens.
+# The same failing code twice, stopped at a limit: 10 + 5 + 5 = 20 tokens.
 STUBBORN = trajectory(
     (CALL, 10, result("loop()", ok=False, status="memory_limit", cut_tokens=2)),
     (CALL, 5, result("loop()", ok=False, status="time_limit")),
@@ -59,64 +56,47 @@ STUBBORN = trajectory(
 )
 
 
-@pytest.mark.parametrize(
-    ("results", "corrections"),
-    [
-        ([result("a", ok=False), result("b")], 1),
-        ([result("a", ok=False), result(" a\n")], 0),  # the same code ran the second time: luck, not correction
-        ([result("a", ok=False), result("b"), result("c", ok=False), result("d")], 2),
-    ],
-)
-def test_a_self_correction_is_a_failed_call_followed_by_other_code_that_runs(
-    results: list[CallResult], corrections: int
-):
-    made = trajectory(*((CALL, 3, each) for each in results), stop=StopReason.TURNS)
-    assert Behavior.of(made).self_corrections == corrections
+def test_a_self_correction_is_a_failed_call_followed_by_other_code_that_runs():
+    lucky = [result("a", ok=False), result(" a\n")]  # the same code
+    twice = [result("a", ok=False), result("b"), result("c", ok=False), result("d")]
+    for results, corrections in ((twice[:2], 1), (lucky, 0), (twice, 2)):
+        made = trajectory(*((CALL, 3, each) for each in results), stop=StopReason.TURNS)
+        assert Behavior.of(made).self_corrections == corrections
 
 
 def test_the_metrics_of_a_batch():
     rows = [Behavior.of(each) for each in (CORRECTED, PLAIN, STUBBORN)]
+    expected = {
+        "code_ratio": 2 / 3,
+        "calls": 4 / 3,
+        "turns": 7 / 3,
+        "requests": 10 / 3,
+        "response_tokens": 85 / 3,
+        "model_tokens": 65 / 3,
+        "self_corrections": 1 / 3,
+        "cut_tokens": 9 / 3,
+        "engine_s": (2.0 + 0.5 + 1.0) / 3,
+        "tool_s": (0.8 + 10.0) / 3,
+        "slowest_s": 11.0,
+        "slowest_tool_s": 10.0,
+        "code_lines": 5 / 4,
+        "executable_fraction": 1 / 4,
+        "limit_fraction": 2 / 4,
+        "cut_output_fraction": 3 / 4,
+        "first_call_position": (10 / 55 + 10 / 20) / 2,
+        "correct_code_fraction": 1 / 2,
+        "stop/finished": 2 / 3,
+        "stop/turns": 1 / 3,
+        **dict.fromkeys(("stop/length", "stop/no_room", "stop/malformed_calls", "stop/tool_time"), 0.0),
+        **dict.fromkeys(("malformed/json", "repaired/backslashes", "repaired/trailing_data"), 1 / 3),
+    }
     metrics = summarize(rows, [True, True, False])
-    assert metrics == pytest.approx(
-        {
-            "behavior/code_ratio": 2 / 3,
-            "behavior/calls": 4 / 3,
-            "behavior/turns": 7 / 3,
-            "behavior/requests": 10 / 3,
-            "behavior/response_tokens": 85 / 3,
-            "behavior/model_tokens": 65 / 3,
-            "behavior/self_corrections": 1 / 3,
-            "behavior/cut_tokens": 9 / 3,
-            "behavior/engine_s": (2.0 + 0.5 + 1.0) / 3,
-            "behavior/tool_s": (0.8 + 10.0) / 3,
-            "behavior/slowest_s": 11.0,
-            "behavior/slowest_tool_s": 10.0,
-            "behavior/code_lines": 5 / 4,
-            "behavior/executable_fraction": 1 / 4,
-            "behavior/limit_fraction": 2 / 4,
-            "behavior/cut_output_fraction": 3 / 4,
-            "behavior/first_call_position": (10 / 55 + 10 / 20) / 2,
-            "behavior/correct_code_fraction": 1 / 2,
-            "behavior/stop/finished": 2 / 3,
-            "behavior/stop/length": 0.0,
-            "behavior/stop/no_room": 0.0,
-            "behavior/stop/turns": 1 / 3,
-            "behavior/stop/malformed_calls": 0.0,
-            "behavior/stop/tool_time": 0.0,
-            "behavior/malformed/json": 1 / 3,
-            "behavior/repaired/backslashes": 1 / 3,
-            "behavior/repaired/trailing_data": 1 / 3,
-        }
-    )
+    assert metrics == pytest.approx({f"behavior/{name}": value for name, value in expected.items()})
     assert summarize(rows, [False, True, True])["behavior/correct_code_fraction"] == 0.0, "right, and by a call"
     assert (rows[2].call_s, rows[2].call_queue_s) == ([5.0, 5.0], [0.2, 0.2])
-
-
-def test_ratios_and_percentiles_of_nothing_are_left_out():
-    metrics = summarize([Behavior.of(PLAIN)], [True])
-    assert metrics["behavior/code_ratio"] == 0.0
-    missing = {"executable_fraction", "code_lines", "first_call_position", "correct_code_fraction", "limit_fraction"}
-    assert not missing & {name.removeprefix("behavior/") for name in metrics}
+    of_calls = {"executable_fraction", "code_lines", "first_call_position", "correct_code_fraction", "limit_fraction"}
+    alone = {name.removeprefix("behavior/") for name in summarize([rows[1]], [True])}
+    assert "code_ratio" in alone and not alone & of_calls, "ratios of nothing are left out"
     assert summarize([]) == distributions([]) == {}
 
 
@@ -138,15 +118,16 @@ def test_percentiles_are_over_finished_responses_and_over_calls():
     }
 
 
-def test_groups_are_counted_whole_and_before_the_filter():
+@pytest.mark.parametrize(
+    ("removed", "right", "wrong"),
+    [
+        ({}, 1 / 3, 1 / 3),
+        # The filter put two right and four wrong groups aside, and one mixed group was not needed.
+        ({"filtered": {1.0: 2, 0.0: 4}, "discarded": 1}, 3 / 10, 5 / 10),
+    ],
+)
+def test_groups_are_counted_whole_and_before_the_filter(removed: dict[str, Any], right: float, wrong: float):
     uids, correct = ["a", "b", "c", "a", "b", "c"], [True, False, True, True, False, False]
     rewards = [1.0, -1.0, 1.0, 0.9, -1.0, -1.0]  # of "a" both answers are right, and one is longer
-    shares = group_shares(uids, correct, rewards)
-    assert shares == pytest.approx({"groups/all_right": 1 / 3, "groups/all_wrong": 1 / 3, "groups/same_reward": 1 / 3})
-    # Of ten groups the filter put two right and four wrong ones aside, and one mixed one was not
-    # needed.
-    shares = group_shares(uids, correct, rewards, {1.0: 2, 0.0: 4}, discarded=1)
-    assert shares == pytest.approx(
-        {"groups/all_right": 3 / 10, "groups/all_wrong": 5 / 10, "groups/same_reward": 1 / 3}
-    )
-    assert group_shares([], [], []) == {}
+    expected = {"groups/all_right": right, "groups/all_wrong": wrong, "groups/same_reward": 1 / 3}
+    assert group_shares(uids, correct, rewards, **removed) == pytest.approx(expected)

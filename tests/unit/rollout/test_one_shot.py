@@ -5,7 +5,6 @@ tool results), with thinking blocks, and for a tokenizer that merges line breaks
 before them.
 """
 
-import json
 from copy import deepcopy
 from typing import Any
 
@@ -14,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retool_mcore.data.chat import neutralise, render
-from retool_mcore.data.tool import CODE_INTERPRETER
+from retool_mcore.data.tool import CODE_INTERPRETER, tool_call
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.protocol import open_protocol
 from retool_mcore.sandbox.base import ExecResult
 from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import Prints, ScriptedEngine, roll_out
-from tests.unit.rollout.test_templates import require_same
+from tests.unit.rollout.test_templates import require_same, turns_of
 
 plain = st.text(alphabet="ab 1\n\\\"'{}<>/é=.()", max_size=30)
 LIMITS = limits_for(max_response_tokens=5000, max_turns=10)
@@ -43,22 +42,6 @@ def thinking_tokenizer(merging_tokenizer):
     return made
 
 
-def call_text(code: str) -> str:
-    arguments = json.dumps({"code": code}, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": "code_interpreter", "arguments": {arguments}}}\n</tool_call>'
-
-
-def as_sampled(thought: str, text: str, codes: list[str], thinks: bool) -> str:
-    """A turn as the template writes it: thinking, text, each call on a line of its own."""
-    opening = f"<think>\n{thought}\n</think>\n\n" if thinks else ""
-    return opening + "\n".join([*([text] if text else []), *(call_text(code) for code in codes)])
-
-
-def written(thought: str, text: str, thinking: bool) -> tuple[str, str]:
-    """Thought and text as Qwen3's template writes them; no thought without ``thinking``."""
-    return (thought.strip("\n"), text.lstrip("\n")) if thinking else ("", text)
-
-
 @settings(max_examples=100)
 @given(
     question=plain,
@@ -68,26 +51,21 @@ def written(thought: str, text: str, thinking: bool) -> tuple[str, str]:
 @pytest.mark.parametrize("calls", ["first", "all"])
 @pytest.mark.parametrize("style", ["merging_tokenizer", "thinking_tokenizer"])
 async def test_a_rollout_has_the_tokens_of_the_one_shot_rendering(request, style, calls, *, question, turns, end):
-    tokenizer, thinking = request.getfixturevalue(style), style == "thinking_tokenizer"
+    tokenizer, thinks = request.getfixturevalue(style), style == "thinking_tokenizer"
     protocol = open_protocol("hermes", tokenizer, calls=calls)
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
-    script: list[str] = []
     outputs: list[str] = []
-    for *words, all_runs in turns:
+    for thought, text, all_runs in turns:
         runs = all_runs if calls == "all" else all_runs[:1]
-        thought, text = written(*words, thinking)
-        codes = [code for code, _ in runs]
-        script.append(as_sampled(thought, text, codes, bool(thought)) + ("<|im_end|>" if calls == "all" else ""))
-        functions = [{"function": {"name": "code_interpreter", "arguments": {"code": code}}} for code in codes]
-        messages.append({"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": functions})
+        wanted = [tool_call(code) for code, _ in runs]
+        turn = {"content": text, "reasoning_content": thought * thinks, "tool_calls": wanted}
+        messages.append({"role": "assistant", **turn})
         for _, output in runs:
             outputs.append(output)
             shown = ExecResult(status="finished", return_code=0, stdout=output, stderr="").text
             messages.append({"role": "tool", "content": neutralise(shown, protocol.format)})
-    thought, text = written(*end, thinking)
-    script.append(as_sampled(thought, text, [], thinking) + "<|im_end|>")
-    messages.append({"role": "assistant", "content": text, "reasoning_content": thought})
-    engine = ScriptedEngine(tokenizer, script)
+    messages.append({"role": "assistant", "content": end[1], "reasoning_content": end[0] * thinks})
+    engine = ScriptedEngine(tokenizer, turns_of(tokenizer, messages, [CODE_INTERPRETER]))
     trajectory = await roll_out(protocol.prompt_ids(messages[:1]), engine, Prints(outputs), protocol, LIMITS)
     assert trajectory.stop_reason == StopReason.FINISHED
     require_same(tokenizer, trajectory, messages, [CODE_INTERPRETER])

@@ -15,14 +15,14 @@ from retool_mcore.rollout.protocol import Hermes, TextOnly, default_protocol, op
 from tests.plain_chatml import PLAIN_CHATML, with_template
 
 OWN = "configs.examples.protocol:Instructed"
-PROBLEM = [{"role": "user", "content": "What is 1 + 1?"}]
 
 
 def test_a_run_with_a_users_protocol_renders_its_prompts(tokenizer):
     config = load_evaluation("configs/rl_tiny_cpu.toml", [f"rollout.protocol={OWN}"])
     protocol = protocol_of(config.rollout, tokenizer)
     assert type(protocol) is Instructed
-    own, ours = (tokenizer.decode(each.prompt_ids(PROBLEM)) for each in (protocol, Hermes(tokenizer)))
+    problem = [{"role": "user", "content": "What is 1 + 1?"}]
+    own, ours = (tokenizer.decode(each.prompt_ids(problem)) for each in (protocol, Hermes(tokenizer)))
     assert INSTRUCTION in own and INSTRUCTION not in ours
     assert protocol.stop_token_ids == Hermes(tokenizer).stop_token_ids
     assert type(open_protocol(OWN, tokenizer, tool=False)) is TextOnly
@@ -33,7 +33,6 @@ def test_a_run_with_a_users_protocol_renders_its_prompts(tokenizer):
     [
         ("xml", r"Unknown rollout.protocol = 'xml'. Choose one of: hermes, qwen3_coder, retool, llama3, mistral"),
         ("configs.examples.protocol:INSTRUCTION", "not a subclass of retool_mcore.rollout.protocol.ToolProtocol"),
-        ("configs.examples.absent:Protocol", "no module configs.examples.absent in"),
     ],
 )
 def test_a_wrong_protocol_is_one_error(tokenizer, name: str, message: str):
@@ -49,17 +48,13 @@ def test_the_command_prints_the_protocol(tokenizer, tmp_path: Path, template: st
     assert (found.exit_code, found.stdout) == (0, f"{name}\n"), found.output
 
 
-def test_a_tag_that_the_vocabulary_does_not_spell_out_needs_protocol_retool(tokenizer):
-    made = deepcopy(tokenizer)
+def test_a_model_that_hermes_does_not_fit_gets_protocol_retool_or_a_reason(tokenizer):
+    made = deepcopy(tokenizer)  # its vocabulary does not spell out the tag
     made.encode = lambda text, **options: [1, 2, 3] if text == "</tool_call>" else tokenizer.encode(text, **options)
     assert default_protocol(made) == "retool"
-
-
-def test_a_template_without_an_end_of_turn_is_one_reason(tokenizer):
     made = with_template(tokenizer, "{%- for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{%- endfor %}")
     assert default_protocol(made) == "retool"  # eos_token ends a turn there
     made.eos_token = None
     chat_format.cache_clear()
-    with pytest.raises(CheckpointError, match="none of hermes, qwen3_coder, retool") as caught:
+    with pytest.raises(CheckpointError, match=r"none of hermes, qwen3_coder, retool.* ends an assistant turn with"):
         default_protocol(made)
-    assert str(caught.value).count("ends an assistant turn with") == 1

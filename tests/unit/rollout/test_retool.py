@@ -13,7 +13,6 @@ from retool_mcore.rollout.protocol import Retool
 from tests.unit.rollout.budgets import limits as limits_for
 from tests.unit.rollout.scripted_engine import ABORT, Prints, ScriptedEngine, roll_out
 
-QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
 PIECES = ["<", "</", "a</", "/", "c", "co", "code", "de", "e", "ode>", ">", ">\n", "e>x", "</code>", "a</code>b", " "]
 PIECES += ["x", "</tool_call>", "tool", "_call", "l", "ll", "o", "ool", "ll>\n", "t"]
 
@@ -24,13 +23,10 @@ def test_the_engine_stops_on_the_token_that_completes_the_tag(merging_tokenizer,
     """Of all prefixes of a block, the engine stops only at the one that completes the tag."""
     retool = Retool(merging_tokenizer)
     ids = merging_tokenizer.encode(f"<code>({before}</code>{after}", add_special_tokens=False)
-    for end in range(1, len(ids) + 1):
-        complete = "</code>" in merging_tokenizer.decode(ids[:end])
-        stops = ids[end - 1] in retool.stop_token_ids and retool.ended(ids[:end])
-        assert stops == complete
-        if complete:
-            return
-    raise AssertionError("the text has the tag")
+    prefixes = [ids[:end] for end in range(1, len(ids) + 1)]
+    stops = [prefix[-1] in retool.stop_token_ids and retool.ended(prefix) for prefix in prefixes]
+    complete = ["</code>" in merging_tokenizer.decode(prefix) for prefix in prefixes]
+    assert stops.index(True) == complete.index(True)
 
 
 @pytest.mark.parametrize(
@@ -67,15 +63,14 @@ async def test_a_request_has_the_number_of_tokens_of_its_turn(tokenizer):
 
     requests: list[TurnRequest] = []
     retool = Retool(tokenizer)
-    prompt = retool.prompt_ids(QUESTION)
+    prompt = retool.prompt_ids([{"role": "user", "content": "What is 412 + 967?"}])
     called = "<code>\n```python\nprint(1)\n```\n</code>"
     engine = Recording(tokenizer, [called, "It is " + ABORT + "\\boxed{1}.<|im_end|>"])
     trajectory = await roll_out(prompt, engine, Prints(["1"]), retool, limits_for(max_response_tokens=2000))
     assert trajectory.answer == "1" and ABORT not in trajectory.turns[1].text
     starts = [turn.start for turn in trajectory.turns]
-    offsets = [len(request.token_ids) - len(prompt) for request in requests]
-    assert [request.turn_tokens for request in requests] == [
-        offset - max(start for start in starts if start <= offset) for offset in offsets
-    ]
+    for request in requests:
+        offset = len(request.token_ids) - len(prompt)
+        assert request.turn_tokens == offset - max(start for start in starts if start <= offset)
+        assert request.call_end is retool.call_end
     assert requests[-1].turn_tokens == len(tokenizer.encode("It is ", add_special_tokens=False))
-    assert all(request.call_end is retool.call_end for request in requests)

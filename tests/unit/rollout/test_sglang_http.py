@@ -15,14 +15,17 @@ META = {"finish_reason": {"type": "length"}, "prompt_tokens": 2, "cached_tokens"
 META |= {"output_token_logprobs": [[-0.5, 8, None], [-1.5, 9, None]]}
 
 
-async def test_a_request_is_sent_whole_and_again_while_the_server_is_busy(monkeypatch: pytest.MonkeyPatch):
-    answers = [(500, "busy")] * 9 + [(200, json.dumps({"output_ids": [8, 9], "meta_info": META}))]
+async def test_a_request_is_sent_whole_and_again_while_the_server_is_busy_or_gone(monkeypatch: pytest.MonkeyPatch):
+    answers = [(0, "restarting")] * 2 + [(500, "busy")] * 7
+    answers += [(200, json.dumps({"output_ids": [8, 9], "meta_info": META}))]
     answers += [(400, "too long"), (200, "hello"), *[(500, "busy")] * 99]
     seen: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen.append(request)
         status, text = answers.pop(0)
+        if not status:
+            raise httpx.ConnectError(text)
         return httpx.Response(status, text=text)
 
     engine = SglangEngine("http://:KEY@127.0.0.1:1/", retry_s=3.0)

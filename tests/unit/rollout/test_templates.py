@@ -23,7 +23,6 @@ from tests.unit.rollout.scripted_engine import Prints, ScriptedEngine, roll_out
 QUESTION = {"role": "user", "content": "How much is 2 + 2?"}
 CODE = 'x = 2\nprint("x", x + x)'
 RESULT = "x 4"
-WITH_TOOLS = [style for style in TAKEN if style.tools]
 
 
 class Pieces:
@@ -40,10 +39,26 @@ def named(styles: list[Style]) -> Any:
     return pytest.mark.parametrize("style", styles, ids=lambda style: style.name)
 
 
+def codes_of(trajectory: Trajectory) -> list[str]:
+    return [result.code for turn in trajectory.turns for result in turn.results]
+
+
 async def play(tokenizer, protocol: ToolProtocol, *script: str) -> Trajectory:
     engine, sandbox = ScriptedEngine(Pieces(tokenizer), script), Prints(["x 4\n"] * len(script))
     limits = limits_for(max_response_tokens=3000)
     return await roll_out(protocol.prompt_ids([QUESTION]), engine, sandbox, protocol, limits)
+
+
+async def answer_as_rendered(
+    protocol: ToolProtocol, messages: list[dict[str, Any]], tools: Any, codes: list[str]
+) -> Trajectory:
+    """Sample the turns of the rendering, which run ``codes``, and compare the tokens."""
+    tokenizer = protocol.tokenizer
+    trajectory = await play(tokenizer, protocol, *turns_of(tokenizer, messages, tools))
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
+    assert codes_of(trajectory) == codes
+    require_same(tokenizer, trajectory, messages, tools)
+    return trajectory
 
 
 def require_same(tokenizer, trajectory: Trajectory, messages: list[dict[str, Any]], tools: Any) -> None:
@@ -75,66 +90,41 @@ def turns_of(tokenizer, messages: list[dict[str, Any]], tools: Any) -> list[str]
 
 
 @named(TAKEN)
-async def test_text_is_rendered_as_it_is_sampled(style: Style):
+async def test_text_and_the_inline_form_are_rendered_as_they_are_sampled(style: Style):
     tokenizer = tokenizer_in(style.name)
-    protocol = TextOnly(tokenizer)
     messages = [QUESTION, {"role": "assistant", "content": "It is \\boxed{4}."}]
-    (answer,) = turns_of(tokenizer, messages, None)
-    trajectory = await play(tokenizer, protocol, answer)
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
-    require_same(tokenizer, trajectory, messages, None)
-
-
-@named(TAKEN)
-async def test_the_inline_form_is_rendered_as_it_is_sampled(style: Style):
-    tokenizer = tokenizer_in(style.name)
-    protocol = PROTOCOLS["retool"](tokenizer)
+    await answer_as_rendered(TextOnly(tokenizer), messages, None, [])
     block = f"Let me see.\n<code>\n```python\n{CODE}\n```\n</code>"
     content = f"{block}\n<interpreter>\n{RESULT}\n</interpreter>\nIt is\n<answer>\n\\boxed{{4}}\n</answer>"
-    messages = [
-        {"role": "user", "content": retool_prompt(QUESTION["content"])},
-        {"role": "assistant", "content": content},
-    ]
-    trajectory = await play(tokenizer, protocol, *turns_of(tokenizer, messages, None))
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
-    assert [result.code for turn in trajectory.turns for result in turn.results] == [CODE]
-    require_same(tokenizer, trajectory, messages, None)
+    question = {"role": "user", "content": retool_prompt(QUESTION["content"])}
+    messages = [question, {"role": "assistant", "content": content}]
+    await answer_as_rendered(PROTOCOLS["retool"](tokenizer), messages, None, [CODE])
 
 
-@named(WITH_TOOLS)
+@named([style for style in TAKEN if style.tools])
 @pytest.mark.parametrize("thought", ["", "count"])
 async def test_native_calls_are_rendered_as_they_are_sampled(style: Style, thought: str):
-    tokenizer = tokenizer_in(style.name)
-    protocol = PROTOCOLS[style.tools](tokenizer)
-    thinks = "<think>" in style.template and not style.args
+    protocol = PROTOCOLS[style.tools](tokenizer_in(style.name))
+    thinks = bool(thought) and "<think>" in style.template and not style.args
+    reasoning = {"reasoning_content": thought} if thinks else {}
     words = "Let me see." if style.words_before_call else ""
-    messages: list[dict[str, Any]] = [QUESTION]
-    for _ in range(2):
-        turn = {"role": "assistant", "content": words, "tool_calls": [tool_call(CODE)]}
-        messages += [turn, {"role": "tool", "content": RESULT}]
-    messages.append({"role": "assistant", "content": "It is \\boxed{4}."})
-    if thought and thinks:
-        for message in messages:
-            if message["role"] == "assistant":
-                message["reasoning_content"] = thought
-    trajectory = await play(tokenizer, protocol, *turns_of(tokenizer, messages, [CODE_INTERPRETER]))
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.FINISHED, "4")
-    assert [result.code for turn in trajectory.turns for result in turn.results] == [CODE, CODE]
+    turn = {"role": "assistant", "content": words, "tool_calls": [tool_call(CODE)], **reasoning}
+    answer = {"role": "assistant", "content": "It is \\boxed{4}.", **reasoning}
+    messages = [QUESTION, *[turn, {"role": "tool", "content": RESULT}] * 2, answer]
+    trajectory = await answer_as_rendered(protocol, messages, [CODE_INTERPRETER], [CODE, CODE])
     assert not any(turn.parsed.repairs for turn in trajectory.turns if turn.parsed)
     if protocol.tags:  # type: ignore[attr-defined]
         assert trajectory.turns[0].text.endswith(protocol.tags[1])  # type: ignore[attr-defined]
-    require_same(tokenizer, trajectory, messages, [CODE_INTERPRETER])
-    if thought and thinks:
+    if thinks:
         assert trajectory.turns[0].text.count(thought) == 1
 
 
 @named(TAKEN)
 def test_only_the_protocol_of_a_templates_own_form_is_served(style: Style):
-    tokenizer = tokenizer_in(style.name)
     served = []
     for protocol in TOOL_TURNS:
         try:
-            protocol(tokenizer)
+            protocol(tokenizer_in(style.name))
         except CheckpointError as error:
             assert "render" in str(error), error
         else:
@@ -151,11 +141,10 @@ def test_an_unstable_template_is_refused_with_the_reason(style: Style):
 
 async def test_llama_may_end_a_call_with_eom():
     tokenizer = tokenizer_in("Llama 3 with python_tag")
-    protocol = PROTOCOLS["llama3"](tokenizer)
     json_call = json.dumps({"name": "code_interpreter", "parameters": {"code": CODE}})
     calls = [f"<|python_tag|>{json_call}<|eom_id|>", f"<|python_tag|>{CODE}<|eom_id|>", f"{json_call}<|eot_id|>"]
-    trajectory = await play(tokenizer, protocol, *calls, "\\boxed{4}<|eot_id|>")
-    assert [result.code for turn in trajectory.turns for result in turn.results] == [CODE] * 3
+    trajectory = await play(tokenizer, PROTOCOLS["llama3"](tokenizer), *calls, "\\boxed{4}<|eot_id|>")
+    assert codes_of(trajectory) == [CODE] * 3
     text = tokenizer.decode(trajectory.ledger.response_ids)
     assert text.count("<|eot_id|>") == 5 and text.count("<|eom_id|>") == 2
 
@@ -164,8 +153,8 @@ async def test_mistrals_results_have_the_call_ids_that_the_model_sampled():
     tokenizer = tokenizer_in("Mistral v3: a list of calls")
     call = json.dumps({"name": "code_interpreter", "arguments": {"code": CODE}, "id": "aB3dE6gH9"})
     other = call.replace("aB3dE6gH9", "second001")
-    protocol = PROTOCOLS["mistral"](tokenizer)
-    trajectory = await play(tokenizer, protocol, f"[TOOL_CALLS] [{call}, {other}]</s>", " \\boxed{4}</s>")
+    turn = f"[TOOL_CALLS] [{call}, {other}]</s>"
+    trajectory = await play(tokenizer, PROTOCOLS["mistral"](tokenizer), turn, " \\boxed{4}</s>")
     text = tokenizer.decode(trajectory.ledger.response_ids)
     assert text.index('"call_id": "aB3dE6gH9"') < text.index('"call_id": "second001"')
     assert len(trajectory.turns[0].results) == 2
@@ -175,17 +164,17 @@ async def test_mistrals_results_have_the_call_ids_that_the_model_sampled():
 
 R1 = "R1-Distill: the prompt opens the thinking block, earlier turns drop it"
 QWEN3 = "Qwen3-Thinking: the prompt opens the thinking block"
+THOUGHT = {"content": "It is 4.", "reasoning_content": "count"}
 
 
-@pytest.mark.parametrize("name", [R1, QWEN3])
-def test_thinking_that_the_prompt_opens_is_learnt_from_its_first_word(name: str):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [(R1, THOUGHT), (QWEN3, THOUGHT), (R1, {"content": "<think>\ncount\n</think>\n\nIt is 4."})],
+)
+def test_thinking_that_the_prompt_opens_is_learnt_from_its_first_word(name: str, message: dict[str, str]):
     tokenizer = tokenizer_in(name)
-    answers = [{"content": "It is 4.", "reasoning_content": "count"}]
-    if name == R1:  # the other template has its own place for the thinking
-        answers.append({"content": "<think>\ncount\n</think>\n\nIt is 4."})
-    for message in answers:
-        messages = [QUESTION, {"role": "assistant", **message}]
-        assert turns_of(tokenizer, messages, None) == [f"count\n</think>\n\nIt is 4.{tokenizer.eos_token}"]
+    turns = turns_of(tokenizer, [QUESTION, {"role": "assistant", **message}], None)
+    assert turns == [f"count\n</think>\n\nIt is 4.{tokenizer.eos_token}"]
     question = [QUESTION, {"role": "assistant", "content": "a"}, QUESTION, {"role": "assistant", "content": "b"}]
     with pytest.raises(DataError, match=r"message 3 \(assistant\).*Split the conversation at its user turns"):
         render(question, None, tokenizer)
@@ -194,9 +183,8 @@ def test_thinking_that_the_prompt_opens_is_learnt_from_its_first_word(name: str)
 def test_a_turn_that_the_template_does_not_end_is_ended_by_eos_token():
     tokenizer = tokenizer_in("role names and colons: eos_token ends a turn")
     again = [QUESTION, {"role": "assistant", "content": "4\n\nyes"}, QUESTION, {"role": "assistant", "content": "5"}]
-    rendered = render(again, None, tokenizer)
     question = f"user: {QUESTION['content']}\n"
-    assert tokenizer.decode(rendered.token_ids) == (
-        f"{question}assistant: 4\n\nyes<|endoftext|>\n{question}assistant: 5<|endoftext|>\n"
-    )
-    assert turns_of(tokenizer, again, None) == ["assistant: 4\n\nyes<|endoftext|>", "assistant: 5<|endoftext|>"]
+    answers = ["assistant: 4\n\nyes<|endoftext|>", "assistant: 5<|endoftext|>"]
+    assert turns_of(tokenizer, again, None) == answers
+    whole = "".join(f"{question}{answer}\n" for answer in answers)
+    assert tokenizer.decode(render(again, None, tokenizer).token_ids) == whole

@@ -74,6 +74,8 @@ def test_no_text_raises(text: str):
         turn("[" * 100_000),
         turn("{'a': " * 20_000),
         "<tool_call>" * 10_000,
+        "`<tool_call>" * 10_000,
+        "</tool_call>`" * 10_000,
         '{"name": ' * 20_000,
         "[TOOL_CALLS]" + " " * 60_000 + "x",
         "<tool_call>\n<function=f>" + " " * 60_000,
@@ -88,27 +90,15 @@ def test_no_text_takes_long(text: str):
         assert time.process_time() - started < 2.0
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        call(r"import re\nre.findall('\d+', '12')"),  # a repair that checks whether the code is Python
-        r"{'name': 'code_interpreter', 'arguments': {'code': 'print(1, \'\d\')'}}",  # a Python literal
-    ],
-)
-def test_an_unknown_escape_in_the_models_code_does_not_warn(body: str):
-    with warnings.catch_warnings(action="error"):
-        parsed = parse_hermes(turn(body))
+def test_an_unknown_escape_in_the_models_code_does_not_warn():
+    with warnings.catch_warnings(action="error"):  # of a repair that checks whether the code is Python
+        parsed = parse_hermes(turn(call(r"import re\nre.findall('\d+', '12')")))
     assert parsed.kind == "tool_call" and r"\d" in parsed.codes[0]
 
 
-@pytest.mark.parametrize("protocol", ["hermes", "retool"])
-def test_the_command_prints_the_reading_as_json(protocol: str):
+def test_the_command_prints_the_reading_as_json_and_refuses_an_unknown_protocol():
     text = r"The tags `<tool_call>` and </code> alone are not a call. \boxed{4}"
-    done = CliRunner().invoke(app, ["parse", "--protocol", protocol, "--json"], input=text)
-    wanted = {"kind": "answer", "code": None, "answer": "4", "error": None, "repairs": []}
-    assert json.loads(done.stdout) == PARSERS[protocol](text).to_json() == wanted
-
-
-def test_the_command_refuses_an_unknown_protocol():
+    done = CliRunner().invoke(app, ["parse", "--protocol", "retool", "--json"], input=text)
+    assert json.loads(done.stdout) == {"kind": "answer", "code": None, "answer": "4", "error": None, "repairs": []}
     done = CliRunner().invoke(app, ["parse", "--protocol", "xml"], input="hi")
     assert done.exit_code == 2 and "Unknown protocol 'xml'. Choose one of: hermes, " in done.output
