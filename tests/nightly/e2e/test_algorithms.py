@@ -1,4 +1,4 @@
-"""Every algorithm and mode that a configuration can name, two steps or three on the real engines.
+"""PPO with a critic and DAPO, two steps each on the real engines.
 
 The model tosses a coin (coin_model.py), so what each part does to a batch is known beforehand.
 """
@@ -80,33 +80,11 @@ def test_dapo_trains_only_on_groups_that_differ_and_shapes_long_answers(tmp_path
     for row in rows:
         assert row["accuracy"] == 0.5, "of each pair one is right"
         assert row["reward/overlong"] == -0.5
-        assert row["critic/rewards/mean"] == pytest.approx(-0.5), (
-            "the mean of 1 and -1, less the half point of the length"
-        )
-        assert row["actor/grad_norm"] > 0.0, "one of each pair is to become likelier"
+        assert row["critic/rewards/mean"] == pytest.approx(-0.5), "the mean of 1 and -1, less the half"
+        assert row["actor/grad_norm"] > 0.0
     assert sum(row["training/filter_groups/evicted_samples"] for row in rows) > 0
     assert sum(row["rollout/refilled_prompts"] for row in rows) > 0
     assert max(row["groups/all_right"] + row["groups/all_wrong"] for row in rows) > 0, "before the filter"
     between_s = rows[1]["unix_s"] - rows[0]["unix_s"]
     phases_s = [rows[1][f"timing_s/{name}"] for name in ("step", "metrics", "between_steps")]
     assert sum(phases_s) == pytest.approx(between_s, rel=0.02)
-
-
-def test_partial_rollouts_continue_after_updates_and_a_restart_with_weights(tmp_path: Path, mark: str):
-    settings = (*write_coin_task(tmp_path, calls=True, repeat_wrong=50), *SIZE, "validation.every=0")
-    settings += ("train.mode=partial_rollout", "algorithm.importance_sampling=token", "rollout.protocol=retool")
-    settings += ("data.max_prompt_tokens=300", "rollout.max_response_tokens=400")
-    # At 1e-3 one update teaches the right answer, which is short; what is in flight then hardly
-    # ever becomes a batch.
-    settings += ("checkpoint.every_steps=3", "optim.lr=3e-4", "rollout.record_groups=8")
-    train(tmp_path, mark, *settings, "train.steps=3")
-    rows = train(tmp_path, mark, *settings, "train.steps=4")  # with the prompts that were in flight
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert max(row["training/off_policy/trajectory_spans/max"] for row in rows) > 1, "no trajectory saw an update"
-    assert rows[0]["mismatch/max"] <= 1e-4
-    assert max(row["mismatch/max"] for row in rows) > 1e-3, "older weights sampled, and the learning rate is high"
-    sampled = [[version for version in row["versions"] if version >= 0] for row in trajectories(tmp_path)]
-    assert all(versions == sorted(versions) for versions in sampled)
-    assert any(len(set(versions)) > 1 for versions in sampled), "no recorded response has tokens of two versions"
-    for row in rows:
-        assert 0.0 < row["rollout_corr/rollout_is_mean"] <= 2.0

@@ -5,19 +5,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 from retool_mcore.run.metrics import read_metrics
 from retool_mcore.run.start import begun
 from tests.e2e.commands import (
-    argv_retool,
     argv_rl,
     assert_nothing_left,
     kill,
     last_step,
     marked_processes,
     started,
-    succeed,
     wait_until,
 )
 from tests.e2e.test_rl import START_S, settings
@@ -30,21 +27,8 @@ MODES = {
     "async": ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1", "train.mini_batch_prompts=2"),
 }
 # Random weights answer nothing right; by the penalty for length they learn all the same.
-OWN = (
-    "run.name=rl",
-    "rollout.max_response_tokens=400",
-    "rollout.record_groups=4",
-    "train.max_engine_restarts=2",
-    "reward.overlong_buffer_tokens=400",
-)
-# At this rate two updates move log-probabilities by far more than bfloat16 does.
-GPU = (
-    "run.platform=cuda",
-    "model.dtype=bfloat16",
-    'rollout.engine_args={attention_backend="triton", sampling_backend="pytorch"}',
-    "rollout.engine_memory_fraction=0.4",
-    "optim.lr=5e-3",
-)
+OWN = ("run.name=rl", "rollout.max_response_tokens=400", "rollout.record_groups=4", "train.max_engine_restarts=2")
+OWN += ("reward.overlong_buffer_tokens=400",)
 
 
 def kill_one(mark: str, name: str) -> None:
@@ -78,22 +62,10 @@ def rows_of_a_run_killed_twice(argv: list[str], run_dir: Path, mark: str) -> lis
     return rows
 
 
-@pytest.mark.parametrize("mode", ["sync", "partial_rollout", "async"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_step_whose_engine_dies_continues_with_a_new_one(task: Path, tmp_path: Path, mark: str, mode: str):
     argv = argv_rl(*settings(task, tmp_path, *OWN, *MODES[mode]))
     rows = rows_of_a_run_killed_twice(argv, tmp_path / "rl", mark)
     assert rows[0]["actor/grad_norm"] > 0, "or every weight would be right"
     if mode == "sync":  # a wrong weight of a new engine would show here
         assert max(row["mismatch/max"] for row in rows) <= 1e-4
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device in this machine")
-def test_on_a_gpu_a_new_engine_has_what_the_actor_learnt(tmp_path: Path, mark: str):
-    succeed(argv_retool("data", "task", str(tmp_path / "task")), mark)
-    rows = rows_of_a_run_killed_twice(
-        argv_rl(*settings(tmp_path / "task", tmp_path, *OWN, *GPU)), tmp_path / "rl", mark
-    )
-    assert rows[0]["actor/grad_norm"] > 0
-    print("log-probabilities of engine and actor apart, p99:", [row["mismatch/p99"] for row in rows])
-    assert max(row["mismatch/p99"] for row in rows) < 0.1

@@ -13,7 +13,7 @@ from retool_mcore.data.files import read_rows, write_parquet
 from retool_mcore.run.checkpoint import complete_checkpoints
 from retool_mcore.run.metrics import read_metrics
 from tests.e2e.coin_model import write_coin_task
-from tests.e2e.commands import argv_retool, argv_rl, argv_sft, succeed
+from tests.e2e.commands import argv_rl, succeed
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -81,36 +81,3 @@ def test_a_resumed_run_keeps_its_best_step_its_patience_and_its_curriculum(tmp_p
     stderr = train(tmp_path, mark, *common, "run.name=cut", "train.steps=9")
     assert "no improvement" in stderr and len(before.splitlines()) > 1
     assert len((tmp_path / "cut" / "start.jsonl").read_text().splitlines()) == 1, "started no engine"
-
-
-def test_sft_ends_early_with_its_best_checkpoint_and_a_resumed_run_waits_no_longer(
-    task: Path, tmp_path: Path, mark: str
-):
-    files = [f"data.train_file={task}/sft_train.parquet", f'validation.files=["{task}/sft_val.parquet"]']
-    often = ("validation.every=1", "checkpoint.every_steps=1", "checkpoint.keep=1", "train.global_batch=16")
-    # The loss falls, so that by the highest the first step is the best, and patience is spent at
-    # the third.
-    goal = ("best.metric=max val_loss", "best.patience=[2, 0]", "checkpoint.asynchronous=true")
-    schedule = ("optim.schedule=constant", "optim.warmup_fraction=0.0", "run.name=sft")
-    common = (f"run.root={tmp_path}", f"model.path={task}/model", *files, *often, *goal, *schedule)
-    for steps in (2, 8, 8):
-        done = succeed(argv_sft(*common, f"train.steps={steps}"), mark)
-        assert ("no improvement in 2 validations" in done.stderr) == (steps == 8)
-    run_dir = tmp_path / "sft"
-    rows = read_metrics(run_dir / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 3], "the third start made no step"
-    losses = [row["val_loss"] for row in rows]
-    assert losses[0] > losses[1] > losses[2], "or this test compares nothing"
-    assert [(row["best/step"], row["best/value"], row["best/waited"]) for row in rows] == [
-        (1, losses[0], waited) for waited in range(3)
-    ]
-    assert [saved.step for saved in complete_checkpoints(run_dir / "checkpoints")] == [1, 3]
-    weights = {step: run_dir / f"checkpoints/global_step_{step}/actor/model/huggingface" for step in (1, 3)}
-    exported = (run_dir / "export" / "model.safetensors").read_bytes()
-    assert exported == (weights[1] / "model.safetensors").read_bytes()
-    assert exported != (weights[3] / "model.safetensors").read_bytes()
-    for which, step in (("best", 1), ("newest", 3)):
-        succeed(argv_retool("export", str(run_dir), "--to", str(tmp_path / which), "--checkpoint", which), mark)
-        assert (tmp_path / which / "model.safetensors").read_bytes() == (
-            weights[step] / "model.safetensors"
-        ).read_bytes()

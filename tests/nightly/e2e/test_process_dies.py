@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 import zlib
@@ -44,20 +43,14 @@ def test_a_run_that_loses_a_process_ends_with_one_error(task: Path, tmp_path: Pa
         _, stderr = child.communicate(timeout=90)
     finally:
         child.kill()
-    took_s = time.monotonic() - killed_s
-    print(f"{kind}: {took_s:.1f} s", file=sys.stderr)
-    assert took_s < 30, stderr[-3000:]
+    assert time.monotonic() - killed_s < 30, stderr[-3000:]
     errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and re.match(rf"error: {name}\b.* died", errors[0]), stderr[-3000:]
     assert "Traceback" not in stderr and child.returncode == EXIT_RETRYABLE
     assert_nothing_left(mark, timeout_s=5)
     number = zlib.crc32(str(run_dir.resolve()).encode())
-    left = [
-        path
-        for path in (
-            f"/tmp/retool-ray-{os.getuid()}/{number}.0",
-            f"{tempfile.gettempdir()}/retool-{os.getuid()}-{number}",
-        )
-        if Path(path).exists()
-    ]
-    assert not left
+    for folder in (
+        f"/tmp/retool-ray-{os.getuid()}/{number}.0",
+        f"{tempfile.gettempdir()}/retool-{os.getuid()}-{number}",
+    ):
+        assert not Path(folder).exists()
