@@ -1,5 +1,6 @@
 """Two hosts, the CPU platform, the launch scripts as on two real nodes: run, lose a host, run the
-same again. That both have the same data and settings: tests/unit/preflight/test_preflight.py.
+same again. A cable that is out: tests/e2e/test_watchdog.py. Nodes with other data or settings:
+tests/unit/preflight/test_preflight.py.
 """
 
 import subprocess
@@ -20,7 +21,6 @@ pytestmark = [
 ]
 TWO_NODES = ("run.name=two", "cluster.nodes=2", "cluster.gpus_per_node=1")
 EXACT = ("step", "loss", "grad_norm", "lr", "perf/total_num_tokens", "loss_tokens")
-STALL_S = 45
 
 
 class Job:
@@ -40,11 +40,6 @@ class Job:
         assert last_step(run_dir) >= step, logs(hosts)
         return both
 
-    def finish(self, hosts: tuple[Host, Host]) -> None:
-        both = [self.start(host, rank) for rank, host in enumerate(hosts)]
-        assert [node.wait(timeout=300) for node in both] == [0, 0], logs(hosts)
-        assert_nothing_left(self.mark)
-
 
 def logs(hosts: tuple[Host, Host]) -> str:
     return "\n".join(f"--- {host.address}\n{host.log()[-4000:]}" for host in hosts)
@@ -58,24 +53,11 @@ def test_sft_over_two_nodes_loses_one_and_continues(task: Path, tmp_path: Path, 
         hosts[1].kill()
         assert both[0].wait(timeout=300) != 0, "the other node must not wait for ever for the one that is gone"
         assert_nothing_left(mark)
-        job.finish(hosts)
+        both = [job.start(host, rank) for rank, host in enumerate(hosts)]
+        assert [node.wait(timeout=300) for node in both] == [0, 0], logs(hosts)
+        assert_nothing_left(mark)
     rows, expected = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("two", "whole"))
     assert [{k: row[k] for k in EXACT} for row in rows] == [{k: row[k] for k in EXACT} for row in expected]
-
-
-def test_an_unplugged_cable_ends_both_nodes_and_the_run_resumes(task: Path, tmp_path: Path, mark: str):
-    words = sft_settings(task, tmp_path, "train.steps=40", f"train.stall_s={STALL_S}", *TWO_NODES)
-    job, run_dir = Job("sft", "sft_h200x8.sh", words, mark), tmp_path / "two"
-    with two_hosts(tmp_path / "hosts") as hosts:
-        both = job.start_until(hosts, run_dir, 5)
-        hosts[1].unplug()
-        # Torch alone would wait half an hour for an answer.
-        assert [node.wait(timeout=STALL_S + 120) for node in both] == [3, 3], logs(hosts)
-        assert f"train.stall_s = {STALL_S}" in hosts[0].log(), logs(hosts)
-        assert_nothing_left(mark)
-    with two_hosts(tmp_path / "again") as hosts:
-        job.finish(hosts)
-    assert [row["step"] for row in read_metrics(run_dir / "metrics.jsonl")] == list(range(1, 41))
 
 
 def test_rl_over_two_ray_nodes_loses_one_and_continues_when_it_comes_late(task: Path, tmp_path: Path, mark: str):

@@ -53,10 +53,6 @@ class Host:
     def log(self) -> str:
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
-    def unplug(self) -> None:
-        """Unplug its cable: no packet arrives, and connections stay open."""
-        _ip("-n", self.name, "link", "set", INTERFACE, "down")
-
     def kill(self) -> None:
         """Everything on this host dies at once, as when its power is cut."""
         done = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=False)

@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
+from retool_mcore.config import EvaluationConfig
 from retool_mcore.errors import ConfigError
-from tests.unit.rollout.mcp_tools import over_stdio, tools
+from retool_mcore.evaluate.run import Case, identity_of
+from tests.unit.rollout.mcp_tools import config, over_stdio, tools
 
 
 def test_secrets_of_the_environment_are_sent(monkeypatch: pytest.MonkeyPatch):
@@ -49,3 +51,10 @@ def test_a_server_that_cannot_serve_is_one_error(server: dict[str, Any], message
     with pytest.raises(ConfigError) as caught:
         tools({"s": server})
     assert message in str(caught.value)
+
+
+def test_samples_of_other_servers_are_not_mixed():
+    servers = (over_stdio(), over_stdio(tools=["count"]))
+    runs = [EvaluationConfig.of(config({"a": server})) for server in servers]
+    first, second = (identity_of(run, Case(name="m", model="m"), []) for run in runs)
+    assert first != second

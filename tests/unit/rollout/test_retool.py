@@ -68,9 +68,7 @@ async def test_a_request_has_the_number_of_tokens_of_its_turn(tokenizer):
     engine = Recording(tokenizer, [called, "It is " + ABORT + "\\boxed{1}.<|im_end|>"])
     trajectory = await roll_out(prompt, engine, Prints(["1"]), retool, limits_for(max_response_tokens=2000))
     assert trajectory.answer == "1" and ABORT not in trajectory.turns[1].text
-    starts = [turn.start for turn in trajectory.turns]
-    for request in requests:
-        offset = len(request.token_ids) - len(prompt)
-        assert request.turn_tokens == offset - max(start for start in starts if start <= offset)
-        assert request.call_end is retool.call_end
-    assert requests[-1].turn_tokens == len(tokenizer.encode("It is ", add_special_tokens=False))
+    # The ">" of <code> looks like the end of a call.
+    opening, aborted = (len(tokenizer.encode(text, add_special_tokens=False)) for text in ("<code>", "It is "))
+    assert [request.turn_tokens for request in requests] == [0, opening, 0, aborted]
+    assert all(request.call_end is retool.call_end for request in requests)

@@ -4,7 +4,6 @@ A fault of a hook costs one call or one trajectory.
 """
 
 import asyncio
-import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ import pytest
 
 from retool_mcore.config import SandboxSettings, ToolLoop, load_evaluation
 from retool_mcore.errors import ConfigError, SandboxUnavailable
-from retool_mcore.rollout import calls as rollout_calls
 from retool_mcore.rollout.ledger import StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory
@@ -62,11 +60,6 @@ class Counter(Tool):
     async def end(self, state: dict[str, int]) -> Mapping[str, float] | None:
         self.ended.append(state)
         return state
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_calls, "GRACE_S", 0.2)
 
 
 def ask(name: str, **arguments: Any) -> str:
@@ -122,33 +115,27 @@ async def test_an_outage_is_retried_and_then_drops_the_trajectory_and_a_bug_ends
     assert len(tool.ended) == 3, "its state is given up"
 
 
-@pytest.mark.parametrize(("number", "fault"), [(math.nan, "ValueError"), (None, "TypeError")])
-async def test_a_failing_end_hook_keeps_the_trajectory(tokenizer: Any, number: Any, fault: str):
+async def test_a_failing_end_hook_keeps_the_trajectory(tokenizer: Any):
     class Ends(Counter):
         async def end(self, state: dict[str, int]) -> Mapping[str, float]:
-            return {"total": number}
+            return {"total": math.nan}
 
     trajectory = await play(tokenizer, Ends(), ask("count", n=1), ANSWER)
     assert trajectory.answer == "1379" and not trajectory.tool_numbers
-    assert trajectory.faults == {f"count.end/{fault}": 1}
+    assert trajectory.faults == {"count.end/ValueError": 1}
     metrics = summarize([Behavior.of(trajectory), Behavior.of(await play(tokenizer, Counter(), ANSWER))])
-    assert metrics[f"behavior/tool_faults/count.end/{fault}"] == 0.5
+    assert metrics["behavior/tool_faults/count.end/ValueError"] == 0.5
 
 
-async def test_a_call_that_heeds_no_cancellation_is_abandoned_at_its_time_limit(tokenizer: Any):
-    stop = asyncio.Event()
-
-    class Deaf(Counter):
+async def test_a_call_that_hangs_is_stopped_at_its_time_limit(tokenizer: Any):
+    class Slow(Counter):
         timeout_s = 0.2
 
         async def call(self, arguments: Mapping[str, Any], state: Any) -> str:
-            while not stop.is_set():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await stop.wait()
+            await asyncio.sleep(60)
             return "late"
 
-    trajectory = await play(tokenizer, Deaf(), ask("count", n=1), ANSWER)
-    stop.set()
+    trajectory = await play(tokenizer, Slow(), ask("count", n=1), ANSWER)
     assert trajectory.answer == "1379"
     assert shown(trajectory)[0].startswith("[stopped at the time limit, after 0.")
     assert trajectory.turns[0].results[0].status == "time_limit"
@@ -212,10 +199,8 @@ def test_a_wrong_tool_is_refused_at_the_start(name: str, message: str):
     [
         ({"parameters": {"type": "objekt"}}, "parameters of count are not a usable JSON schema"),
         ({"parameters": {"type": "string"}}, "parameters of count must describe an object"),
-        ({"description": ""}, "Wrong has no description"),
         ({"name": "a b"}, "a tool cannot be named 'a b'"),
         ({"name": "code_interpreter"}, "a tool cannot be named 'code_interpreter'"),
-        ({"call": lambda self, arguments, state: "1"}, "call of Wrong is not async"),
     ],
 )
 def test_a_tool_with_a_wrong_field_is_refused(fields: dict[str, Any], message: str):

@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -99,36 +100,24 @@ def test_a_save_that_was_killed_leaves_the_previous_one_to_resume_from(config: S
     assert steps(config) == [50, 100]
 
 
-class BackgroundSave:
+def background_save() -> Mock:
     """Files that somebody else writes: ``ended`` when a test says so."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.done, self.killed, self._error = False, False, error
-
-    def ended(self) -> bool:
-        return self.done
-
-    def finish(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def kill(self) -> None:
-        self.killed = True
+    return Mock(ended=Mock(return_value=False))
 
 
 def test_an_asynchronous_save_counts_once_its_writers_have_ended(config: SftConfig):
-    started: list[BackgroundSave] = []
+    started: list[Mock] = []
 
-    def write(folder: str, step: int) -> BackgroundSave:
+    def write(folder: str, step: int) -> Mock:
         write_model(folder)
-        started.append(BackgroundSave())
+        started.append(background_save())
         return started[-1]
 
     with checkpoint.Saver(config, write) as saver:
         saver.save(50)
         saver.poll()
         assert steps(config) == [] and saver.busy
-        started[0].done = True
+        started[0].ended.return_value = True
         saver.poll()
         assert steps(config) == [50] and not saver.busy
         saver.save(100)
@@ -138,12 +127,13 @@ def test_an_asynchronous_save_counts_once_its_writers_have_ended(config: SftConf
 
 
 def test_a_save_in_flight_is_given_up_when_the_run_fails_or_the_disk_is_full(config: SftConfig):
-    pending = BackgroundSave()
+    pending = background_save()
     with pytest.raises(ZeroDivisionError), checkpoint.Saver(config, lambda folder, step: pending) as saver:
         saver.save(50)
         raise ZeroDivisionError
-    assert pending.killed and steps(config) == []
-    full = BackgroundSave(CheckpointError("rank 0: OSError: [Errno 122] Disk quota exceeded"))
+    assert pending.kill.called and steps(config) == []
+    full = background_save()
+    full.finish.side_effect = CheckpointError("rank 0: OSError: [Errno 122] Disk quota exceeded")
     with pytest.raises(CheckpointError, match=r"no space is left for .*global_step_50\. .* before it is kept"):
         save(config, 50, write=lambda folder, step: full)
     assert names(config) == [], "its files are deleted"
