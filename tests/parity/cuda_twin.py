@@ -17,9 +17,7 @@ CROSS_ENTROPY = "transformer_engine.pytorch.cross_entropy"
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """-log_softmax at the labels, over a vocabulary spread over the ranks of a group; float32 from
-    any logits.
-    """
+    """-log_softmax at the labels in float32, of a vocabulary spread over the ranks of a group."""
 
     @staticmethod
     def forward(ctx: Any, logits_TV: torch.Tensor, labels_T: torch.Tensor, group: Any) -> torch.Tensor:
@@ -82,9 +80,7 @@ def transformer_engine_module() -> ModuleType:
 
 
 def install() -> None:
-    """Give this process platform cuda's fused cross-entropy on these twins. For a process of its
-    own.
-    """
+    """Give this process platform cuda's fused cross-entropy on these twins."""
     from megatron.core.tensor_parallel import layers
     from verl.models.mcore import model_forward_fused
 

@@ -36,6 +36,10 @@ class Worker:
         ray.get(other.die.remote())
 
 
+def described(error: object) -> list[str]:
+    return [type(error).__name__, str(error)]
+
+
 def main(root: Path) -> dict[str, list[str]]:
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", [f"run.root={root}", "run.name=lost"])
     log = config.run.dir / "logs" / "rl.log"
@@ -43,17 +47,16 @@ def main(root: Path) -> dict[str, list[str]]:
     log.write_text("nothing of a worker's\n", encoding="utf-8")
     killed = Worker.remote()
     ray.kill(killed)  # as the run itself does at its end
-    errors: dict[str, list[str]] = {"before": [str(ProcessWatch(config).error())]}
+    errors = {"before": described(ProcessWatch(config).error())}
     for loss in ("die", "fail", "instantiate", "refuse", "ask"):
         worker = Worker.remote()
         try:
             ray.get(worker.ask.remote(Worker.remote()) if loss == "ask" else getattr(worker, loss).remote())
         except RayError as error:
-            found = error_for_user(error, config)
-            errors[loss] = [type(found).__name__, str(found)]
+            errors[loss] = described(error_for_user(error, config))
         if loss == "die":
             wait_until(lambda: ProcessWatch(config).error() is not None, "Ray lists the dead actor", 60)
-            errors["listed"] = [type(ProcessWatch(config).error()).__name__, str(ProcessWatch(config).error())]
+            errors["listed"] = described(ProcessWatch(config).error())
     return errors
 
 

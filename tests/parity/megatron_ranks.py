@@ -7,6 +7,7 @@ list of [name of a method of Engine, *arguments]; with a role, of RlEngine, with
 LoraEngine. ``launch`` returns what the actions of each job returned, on the rank with the output.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.network import engine_key
@@ -37,8 +39,7 @@ LR = 1e-2
 def make_model(
     folder: Path, kind: str = "qwen2", *, tied: bool = False, seed: int = 0, platform: str = "cpu", **more: Any
 ) -> Path:
-    """A tiny random model with a tokenizer in the Hugging Face layout, float32, grouped-query
-    attention.
+    """A tiny random model with a tokenizer in the Hugging Face layout, float32.
 
     Makes the calling process one of the platform: without `cpu`'s, transformers cannot import its
     models. ``more`` changes its shape.
@@ -87,9 +88,7 @@ def make_model(
 
 
 def batch(step: int) -> list[tuple[list[int], list[int]]]:
-    """The global batch of a step: (token_ids, loss_mask), of varying lengths, prompts and tool
-    outputs masked 0.
-    """
+    """The global batch of a step: (token_ids, loss_mask); prompts and tool outputs are masked 0."""
     draw = random.Random(step)
     rows = []
     for _ in range(GLOBAL_BATCH):
@@ -156,9 +155,7 @@ def worker_config(job: dict[str, Any]) -> Any:
 
 
 class Engine:
-    """One rank of a TrainingWorker, from its first step to its checkpoints. Methods are the actions
-    of a job.
-    """
+    """One rank of a TrainingWorker. Methods are the actions of a job."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         from verl.workers.engine_workers import TrainingWorker
@@ -184,9 +181,7 @@ class Engine:
         self.has_output = self.engine.is_mp_src_rank_with_outputs() and self.engine.get_data_parallel_rank() == 0
 
     def train(self, first: int, last: int) -> list[dict[str, float]] | None:
-        """Steps first..last, each with loss, grad_norm, the learning rate after it, and the load of
-        experts.
-        """
+        """Of each step the loss, grad_norm, the learning rate after it, and the load of experts."""
         from verl.utils import tensordict_utils as tu
 
         rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
@@ -202,9 +197,7 @@ class Engine:
         return steps if self.has_output else None
 
     def logprobs(self, sequences: list[list[int]]) -> list[list[float]] | None:
-        """Of each sequence's tokens from the second on, given those before. For layouts without
-        data parallelism.
-        """
+        """Of each sequence's tokens from the second on. For layouts without data parallelism."""
         from verl.utils import tensordict_utils as tu
 
         data = as_tensordict([(ids, [0] + [1] * (len(ids) - 1)) for ids in sequences])
@@ -242,10 +235,32 @@ class Engine:
         bridge = self.engine.bridge  # an engine with adapters has replaced its method
         type(bridge).save_weights(bridge, self.engine.module, folder)
 
+    def exports(self) -> list[dict[str, Any]]:
+        """Of each rank, what it exports by our gathers of experts and by mbridge's own."""
+        import torch.distributed as dist
+
+        from retool_mcore.platforms.patches_mbridge import EXPERT_EXPORT_PATCH
+
+        found = {"ours": self._exported()}
+        EXPERT_EXPORT_PATCH.revert()
+        found["mbridge"] = self._exported()
+        EXPERT_EXPORT_PATCH.apply()
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, found)
+        return everyone
+
+    def _exported(self) -> dict[str, Any]:
+        """Each weight in its order, and how many gathers it took."""
+        import torch.distributed as dist
+
+        names = ("all_gather", "all_gather_into_tensor")
+        gathers = {name: mock.Mock(side_effect=getattr(dist, name)) for name in names}
+        with mock.patch.multiple(dist, **gathers):
+            weights = [fingerprint(*each) for each in self.engine.get_per_tensor_param()[0]]
+        return {"weights": weights, "gathers": sum(each.call_count for each in gathers.values())}
+
     def sync(self, port: int) -> None:
-        """Send the weights to an SGLang server, with the adapter a run uses; only verl's way to
-        find it is left out.
-        """
+        """Send the weights to an SGLang server, with the adapter that a run uses."""
         import asyncio
 
         import torch.distributed as dist
@@ -268,9 +283,7 @@ class Engine:
         asyncio.run(adapter.update_weights(weights))
 
     def rollout_gap(self, port: int, prompts: list[list[int]]) -> dict[str, list[float]] | None:
-        """Log-probabilities of sampled tokens as SGLang reported them, and as Megatron computes
-        them.
-        """
+        """Log-probabilities of sampled tokens, as SGLang reported and as Megatron computes them."""
         import httpx
         import torch.distributed as dist
 
@@ -304,19 +317,24 @@ class Engine:
         return [torch.rand(1).item(), random.random(), float(np.random.rand()), forked]
 
 
+def fingerprint(name: str, weight: Any) -> list[Any]:
+    """A weight's name, dtype, shape and bits."""
+    import torch
+
+    bits = weight.detach().contiguous().view(torch.uint8).numpy()
+    return [name, str(weight.dtype), list(weight.shape), hashlib.sha256(bits).hexdigest()]
+
+
 def loss_of(model_output: Any, data: Any, dp_group: Any = None, *, bonus: float = 0.0) -> Any:
-    """SFT's loss, less ``bonus`` times the mean entropy of the distributions that the trained
-    tokens are drawn from.
-    """
+    """SFT's loss, less ``bonus`` times the mean entropy at the trained tokens."""
     import torch
     from verl.workers.utils.losses import sft_loss
 
     loss, metrics = sft_loss(None, model_output, data, dp_group)
     if bonus:
         mask = torch.roll(data["loss_mask"].values(), shifts=-1, dims=0)
-        loss = (
-            loss - bonus * (model_output["entropy"].values() * mask).sum() / data["batch_num_tokens"] * data["dp_size"]
-        )
+        entropy = (model_output["entropy"].values() * mask).sum() / data["batch_num_tokens"] * data["dp_size"]
+        loss = loss - bonus * entropy
     return loss, metrics
 
 
@@ -332,18 +350,9 @@ def as_tensordict(rows: list[tuple[list[int], list[int]]], temperature: float = 
         "position_ids": [torch.arange(len(ids)) for ids, _ in rows],
         "loss_mask": [torch.tensor(mask) for _, mask in rows],
     }
-    data = tu.get_tensordict(
-        tensor_dict={
-            name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()
-        },
-        non_tensor_dict={
-            "use_dynamic_bsz": True,
-            "temperature": temperature,
-            "global_batch_size": GLOBAL_BATCH,
-            "pad_mode": DatasetPadMode.NO_PADDING,
-            "pad_token_id": 0,
-        },
-    )
+    nested = {name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()}
+    more = {"use_dynamic_bsz": True, "temperature": temperature, "global_batch_size": GLOBAL_BATCH}
+    data = tu.get_tensordict(nested, {**more, "pad_mode": DatasetPadMode.NO_PADDING, "pad_token_id": 0})
     tu.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData([len(ids) for ids, _ in rows]))
     return data
 
@@ -386,9 +395,8 @@ def launch(jobs: list[dict[str, Any]], ranks: int, folder: Path, timeout_s: floa
     files = folder / "jobs.json", folder / "out.json"
     files[0].write_text(json.dumps(jobs))
     start = by_fork if jobs[0].get("platform", "cpu") == "cpu" else by_torchrun
-    assert start("tests.parity.megatron_ranks", files, ranks, folder / "log", timeout_s), (folder / "log").read_text()[
-        -6000:
-    ]
+    log = folder / "log"
+    assert start("tests.parity.megatron_ranks", files, ranks, log, timeout_s), log.read_text()[-6000:]
     everyone = json.loads(files[1].read_text())
     return {
         job["name"]: [next((a for a in answers if a is not None), None) for answers in zip(*per_rank, strict=True)]

@@ -1,6 +1,4 @@
-"""RL's updates in the ranks of megatron_ranks: verl's losses of actor and critic, with our workers
-and without.
-"""
+"""RL's updates in the ranks of megatron_ranks: verl's losses of actor and critic."""
 
 import random
 from functools import partial
@@ -8,6 +6,7 @@ from typing import Any
 
 PROMPT_TOKENS = 6
 VOCAB = 260
+LOADS = ("experts/load_max_over_mean", "experts/unused")
 # Responses of each of two mini-batches of eight. In the second, one is longer than all others.
 LENGTHS = ([9, 14, 20, 26, 31, 37, 42, 44], [8, 12, 15, 20, 24, 28, 33, 84])
 
@@ -21,45 +20,10 @@ class RlEngine:
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
-        from verl.workers.config import McoreActorConfig, McoreCriticConfig
-        from verl.workers.utils.losses import ppo_loss, value_loss
-
-        from retool_mcore.verl.update_worker import RecomputingWorker, UpdateWorker
-        from tests.parity.megatron_ranks import worker_config
-
         self.critic = job["role"] == "critic"
-        if "run_file" in job:
-            self._watch(actor_of_run(job))
-            return
-        self.worker = (RecomputingWorker if job["auto"] else UpdateWorker)(worker_config(job))
-        self.worker.reset()
-        dynamic = {"use_dynamic_bsz": True, "rollout_n": 1}
-        if self.critic:
-            loss = partial(value_loss, config=McoreCriticConfig(ppo_micro_batch_size_per_gpu=1, **dynamic))
-        elif "settings" in job:
-            from tests.unit.verl.loss_scenario import actor_config
-
-            loss = partial(ppo_loss, config=actor_config(*job["settings"]))
-        else:
-            loss = partial(ppo_loss, config=McoreActorConfig(loss_agg_mode="token-mean", **dynamic))
-        self.worker.set_loss_fn(loss)
-        self._watch(self.worker)
-
-    def _watch(self, worker: Any) -> None:
-        self.worker, self.engine = worker, worker.engine
-        self.seen: list[tuple[int, int]] = []
-        for wrapped in self.engine.module:
-            chunk = wrapped
-            while not hasattr(chunk, "decoder"):
-                chunk = chunk.module
-            chunk.decoder.register_forward_pre_hook(self._look, with_kwargs=True)
-
-    def _look(self, block: Any, args: Any, kwargs: Any) -> None:
-        config = block.config
-        hidden_T1H = kwargs.get("hidden_states", args[0] if args else None) if block.pre_process else block.input_tensor
-        tokens = hidden_T1H.shape[0] * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
-        if block.training:
-            self.seen.append((tokens, config.recompute_num_layers if config.recompute_granularity == "full" else 0))
+        self.worker = actor_of_run(job) if "run_file" in job else worker_with_loss(job)
+        self.engine = self.worker.engine
+        self.seen = watched(self.engine)
 
     def update(self, masked: int | None = None, size_of_update: int = 8) -> dict[str, Any] | None:
         """Two mini-batches, one update each or more, and the model's outputs of all rows before and
@@ -77,22 +41,20 @@ class RlEngine:
 
         rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
         data = rows(rank, size, masked)
-        sizes = {"mini_batch_size": size_of_update, "global_batch_size": size_of_update}
-        tu.assign_non_tensor(data, **sizes, epochs=1, seed=0, dataloader_kwargs={})
         tu.assign_non_tensor_data(data, KEEP_LOG_PROBS, not self.critic)
         before = self._outputs(rows(rank, size))
         held = 0 if self.worker._reserved is None else self.worker._reserved.nbytes
-        output = self.worker.train_mini_batch(data)
+        metrics = self.learn(data, size_of_update)
         states = [held, self._bytes_of_states(), int(self.worker._reserved is not None)]
         after = self._outputs(rows(rank, size))
         seen: list[Any] = [None] * size
         dist.all_gather_object(seen, self.seen, group=self.engine.get_data_parallel_group())
-        if not self.engine.is_mp_src_rank_with_outputs():
+        if metrics is None:
             return None
-        metrics = tu.get(output, "metrics")
         return {
             "seen": seen,
             "states": states,
+            "load": {name: values for name, values in metrics.items() if name.startswith("experts/")},
             "grad_norm": [float(norm) for norm in metrics["grad_norm"]],
             "loss": [float(loss) for loss in metrics["loss"]],
             "before": before,
@@ -100,33 +62,49 @@ class RlEngine:
             "after": after,
         }
 
-    def replayed(self) -> list[list[float]] | None:
-        """The log-probabilities of this data-parallel rank's rows, with the experts of ``routes``;
-        None on ranks without the output.
-        """
-        import torch
+    def learn(self, data: Any, size_of_update: int = 8) -> Any:
+        """A step of the two mini-batches: verl's metrics, None on ranks without the output."""
         from verl.utils import tensordict_utils as tu
 
-        rank, size = self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size()
-        data = rows(rank, size)
-        routed = [torch.tensor(routes(length), dtype=torch.int16) for length in data["input_ids"].offsets().diff()]
-        data["routed_experts"] = torch.nested.as_nested_tensor(routed, layout=torch.jagged)
-        tu.assign_non_tensor_data(data, "enable_routing_replay", True)
-        return self._outputs(data) or None
+        sizes = {"mini_batch_size": size_of_update, "global_batch_size": size_of_update}
+        tu.assign_non_tensor(data, **sizes, epochs=1, seed=0, dataloader_kwargs={})
+        output = self.worker.train_mini_batch(data)
+        return tu.get(output, "metrics") if self.engine.is_mp_src_rank_with_outputs() else None
+
+    def replayed(self) -> list[list[float]] | None:
+        """The log-probabilities of this data-parallel rank's rows, with the experts of ``routes``."""
+        return self._outputs(self._rows_with("replayed")) or None
 
     def noted(self) -> list[list[list[list[int]]]] | None:
-        """The experts [T, L, K] of this data-parallel rank's rows, as a pass with "R2" notes them;
-        None on ranks without the output.
-        """
+        """The experts [T, L, K] of this data-parallel rank's rows, as a pass with "R2" notes them."""
         from verl.utils import tensordict_utils as tu
 
-        data = rows(self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size())
+        data = self._rows_with("own")
         tu.assign_non_tensor_data(data, "enable_routing_replay", True)
         tu.assign_non_tensor(data, compute_loss=False)
         output: Any = self.worker.infer_batch(data)
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
-        return [each.long().sort().values.tolist() for each in output["routed_experts"].unbind()]
+        self.noted_experts = output["routed_experts"].unbind()
+        return [each.long().sort().values.tolist() for each in self.noted_experts]
+
+    def step(self, experts: str) -> dict[str, list[float]] | None:
+        """Of a step with "own", "replayed" or "noted" experts: the losses and the load."""
+        metrics = self.learn(self._rows_with(experts))
+        return metrics and {name: [float(each) for each in metrics[name]] for name in (*LOADS, "loss")}
+
+    def _rows_with(self, experts: str) -> Any:
+        import torch
+        from verl.utils import tensordict_utils as tu
+
+        data = rows(self.engine.get_data_parallel_rank(), self.engine.get_data_parallel_size())
+        if experts != "own":
+            lengths = data["input_ids"].offsets().diff()
+            chosen = self.noted_experts if experts == "noted" else [torch.tensor(routes(each)) for each in lengths]
+            columns = [each.to(torch.int16) for each in chosen]
+            data["routed_experts"] = torch.nested.as_nested_tensor(columns, layout=torch.jagged)
+            tu.assign_non_tensor_data(data, "enable_routing_replay", True)
+        return data
 
     def _bytes_of_states(self) -> int:
         optimizer = self.engine.optimizer
@@ -143,6 +121,47 @@ class RlEngine:
         if not self.engine.is_mp_src_rank_with_outputs():
             return []
         return [row.tolist() for row in output["values" if self.critic else "log_probs"].unbind()]
+
+
+def watched(engine: Any) -> list[tuple[int, int]]:
+    """Of each forward pass in training from now on: its tokens, and the layers it recomputes."""
+    seen: list[tuple[int, int]] = []
+
+    def look(block: Any, args: Any, kwargs: Any) -> None:
+        config = block.config
+        hidden_T1H = kwargs.get("hidden_states", args[0] if args else None) if block.pre_process else block.input_tensor
+        tokens = hidden_T1H.shape[0] * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
+        if block.training:
+            seen.append((tokens, config.recompute_num_layers if config.recompute_granularity == "full" else 0))
+
+    for wrapped in engine.module:
+        chunk = wrapped
+        while not hasattr(chunk, "decoder"):
+            chunk = chunk.module
+        chunk.decoder.register_forward_pre_hook(look, with_kwargs=True)
+    return seen
+
+
+def worker_with_loss(job: dict[str, Any]) -> Any:
+    from verl.workers.config import McoreActorConfig, McoreCriticConfig
+    from verl.workers.utils.losses import ppo_loss, value_loss
+
+    from retool_mcore.verl.update_worker import RecomputingWorker, UpdateWorker
+    from tests.parity.megatron_ranks import worker_config
+
+    worker = (RecomputingWorker if job["auto"] else UpdateWorker)(worker_config(job))
+    worker.reset()
+    dynamic = {"use_dynamic_bsz": True, "rollout_n": 1}
+    if job["role"] == "critic":
+        loss = partial(value_loss, config=McoreCriticConfig(ppo_micro_batch_size_per_gpu=1, **dynamic))
+    elif "settings" in job:
+        from tests.unit.verl.loss_scenario import actor_config
+
+        loss = partial(ppo_loss, config=actor_config(*job["settings"]))
+    else:
+        loss = partial(ppo_loss, config=McoreActorConfig(loss_agg_mode="token-mean", **dynamic))
+    worker.set_loss_fn(loss)
+    return worker
 
 
 def actor_of_run(job: dict[str, Any]) -> Any:
@@ -164,10 +183,7 @@ def actor_of_run(job: dict[str, Any]) -> Any:
 
 
 def rows(rank: int, size: int, masked: int | None = None) -> Any:
-    """This rank's share of both mini-batches, as verl's trainer hands it to a worker.
-
-    The masks of mini-batch ``masked`` are zeros.
-    """
+    """This rank's share of both mini-batches. The masks of mini-batch ``masked`` are zeros."""
     import torch
     from tensordict.tensorclass import NonTensorData
     from verl.utils import tensordict_utils as tu
@@ -178,19 +194,15 @@ def rows(rank: int, size: int, masked: int | None = None) -> Any:
             for name, column in row(100 * mini_batch + number, lengths[number]).items():
                 zeros = name.endswith("_mask") and mini_batch == masked
                 columns.setdefault(name, []).append(torch.tensor([0] * len(column) if zeros else column))
-    data = tu.get_tensordict(
-        tensor_dict={
-            name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()
-        },
-        non_tensor_dict={"temperature": 1.0, "pad_token_id": 0},
-    )
+    nested = {name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()}
+    data = tu.get_tensordict(nested, {"temperature": 1.0, "pad_token_id": 0})
     tu.assign_non_tensor(data, global_token_num=NonTensorData([len(ids) for ids in columns["input_ids"]]))
     return data
 
 
 def routes(tokens: int, layers: int = 4) -> list[list[list[int]]]:
-    """Experts [T, L, 2] of a sequence that no router has chosen."""
-    return [[[(token + layer) % 4, (token + layer + 1 + token % 3) % 4] for layer in range(layers)]
+    """Experts [T, L, 2] of a sequence that no router chose: one of each layer has all tokens."""
+    return [[[(3 + layer) % 4, (layer + token * token % 7 % 3) % 4] for layer in range(layers)]
             for token in range(tokens)]  # fmt: skip
 
 
@@ -199,15 +211,9 @@ def row(seed: int, length: int) -> dict[str, list[Any]]:
     prompt = [draw.randrange(2, VOCAB) for _ in range(PROMPT_TOKENS)]
     response = [draw.randrange(2, VOCAB) for _ in range(length)]
     mask = [int(draw.random() < 0.8) for _ in response]
-    floats = {
-        name: [draw.uniform(low, high) for _ in response]
-        for name, low, high in (
-            ("old_log_probs", -7.0, -4.0),
-            ("advantages", -1.0, 1.0),
-            ("values", -1.0, 1.0),
-            ("returns", -1.0, 1.0),
-        )
-    }
+    floats = {"old_log_probs": [draw.uniform(-7.0, -4.0) for _ in response]}
+    for name in ("advantages", "values", "returns"):
+        floats[name] = [draw.uniform(-1.0, 1.0) for _ in response]
     return {
         "prompts": prompt,
         "responses": response,

@@ -1,5 +1,4 @@
-"""Run by test_sft_engine.py in its own process: the real SftEngine on a tiny model, one rank, a few
-updates.
+"""Run by test_sft_engine.py in its own process: the real SftEngine on a tiny model, one rank.
 
 Prints one JSON object: what the optimizer, the loss and each forward pass saw, and what plain
 transformers computes.
@@ -17,7 +16,7 @@ from retool_mcore.data.task_model import build_tokenizer, write_model
 from retool_mcore.data.tasks import tokenizer_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.run import heartbeat
-from retool_mcore.train.watchdog import modification_times
+from tests.parity.rl_ranks import watched
 from tests.scenario import print_as_one_rank
 
 SFT = Path(__file__).parents[2] / "configs" / "sft_tiny_cpu.toml"
@@ -57,9 +56,7 @@ def nats(model: Any, sequences: list[TokenizedChat]) -> tuple[float, int]:
 
 
 def moments_norm(engine: Any) -> float:
-    """Of Adam's first moments after one update, without their factor 1 - beta1: what it took for
-    the gradient.
-    """
+    """Of what Adam took for the gradient in its first update: its first moments / (1 - beta1)."""
     total = 0.0
     for part in getattr(engine.optimizer, "chained_optimizers", [engine.optimizer]):
         adam = part.optimizer
@@ -67,21 +64,6 @@ def moments_norm(engine: Any) -> float:
             for param in group["params"]:
                 total += float((adam.state[param]["exp_avg"] / (1 - group["betas"][0])).square().sum())
     return math.sqrt(total)
-
-
-def watched(engine: Any) -> list[list[int]]:
-    """Of each forward pass in training from now on: its tokens, and the layers it recomputes."""
-    seen: list[list[int]] = []
-    chunk = engine.module[0]
-    while not hasattr(chunk, "decoder"):
-        chunk = chunk.module
-
-    def look(block: Any, args: Any, kwargs: Any) -> None:
-        if block.training:
-            seen.append([kwargs["hidden_states"].shape[0], block.config.recompute_num_layers or 0])
-
-    chunk.decoder.register_forward_pre_hook(look, with_kwargs=True)
-    return seen
 
 
 def make_engine(folder: Path, usual: Sequence[str], *changes: str, model: str = "model") -> Any:
@@ -110,16 +92,16 @@ def found(folder: Path) -> dict[str, Any]:
     heartbeat.EVERY_S = 0.0
     heartbeat.start(folder)
     out: dict[str, Any] = {"validation": engine.validation_loss(VALIDATION)}
-    out["modification_times"] = [bool(modification_times(folder))]
-    (folder / "alive").unlink()
+    out["alive"] = [(folder / heartbeat.FILE).exists()]
+    (folder / heartbeat.FILE).unlink()
     out["plain_validation"] = [nats(plain, sequences) for sequences in VALIDATION]
     out["plain_batch"] = nats(plain, BATCH)
     forwards = watched(inner)
     out["steps"] = [engine.train_batch(BATCH)]
-    out["modification_times"].append(bool(modification_times(folder)))
+    out["alive"].append((folder / heartbeat.FILE).exists())
     out["forwards"] = list(forwards)
     out["moments_norm"] = moments_norm(inner)
-    out["weight_decay"] = sorted({group["weight_decay"] for group in inner.optimizer.param_groups})
+    out["weight_decay"] = weight_decay(inner)
     out["steps"] += [engine.train_batch(BATCH) for _ in range(3)]
     engine.save(str(folder / "saved"), 4)
     out["steps"] += [engine.train_batch(BATCH) for _ in range(4)]
@@ -127,9 +109,12 @@ def found(folder: Path) -> dict[str, Any]:
         again = engine_of(*changes)
         load_checkpoint(again.worker.engine, str(folder / "saved"))
         out[name] = [again.train_batch(BATCH) for _ in range(4)]
-        groups = again.worker.engine.optimizer.param_groups
-        out[f"{name}_weight_decay"] = sorted({group["weight_decay"] for group in groups})
+        out[f"{name}_weight_decay"] = weight_decay(again.worker.engine)
     return out
+
+
+def weight_decay(engine: Any) -> list[float]:
+    return sorted({group["weight_decay"] for group in engine.optimizer.param_groups})
 
 
 if __name__ == "__main__":

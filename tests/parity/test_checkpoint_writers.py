@@ -1,6 +1,7 @@
 """Megatron's checkpoint writers under our patch: the same files, and an error if a writer dies."""
 
 import queue
+import time
 from functools import partial
 from pathlib import Path
 
@@ -26,13 +27,20 @@ def test_files_and_reports_are_the_originals(tmp_path: Path):
         assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_file_that_cannot_be_written_is_the_result_of_its_save(tmp_path: Path):
-    (tmp_path / "__1.distcp").mkdir()
-    assert isinstance(write(tmp_path, 3), IsADirectoryError)
+def test_a_save_tells_its_error_and_that_its_writer_was_killed(tmp_path: Path):
+    killed, failed = Writer([partial(write, tmp_path, 3, 2)]), Writer([(tmp_path / "absent").read_text])
+    assert killed.wait() == "the process that wrote it ended with exit code -9"
+    assert str(failed.wait()).startswith("FileNotFoundError: [Errno 2]")
+    (tmp_path / "full" / "__1.distcp").mkdir(parents=True)
+    assert isinstance(write(tmp_path / "full", 3), IsADirectoryError)
 
 
-def test_a_save_whose_writer_is_killed_ends(tmp_path: Path):
-    assert Writer([partial(write, tmp_path, 3, 2)]).wait() == "the process that wrote it ended with exit code -9"
+def test_a_writer_has_the_memory_of_the_moment_it_was_started(tmp_path: Path):
+    words = ["before"]
+    writer = Writer([lambda: time.sleep(0.2), lambda: (tmp_path / "words").write_text(words[0])])
+    words[0] = "after"
+    assert writer.wait() is None
+    assert (tmp_path / "words").read_text() == "before"
 
 
 def test_each_save_reads_what_its_own_writer_has_reported():

@@ -1,19 +1,16 @@
 """Experts of a layer that are gathered at once are exported as mbridge exports them one by one."""
 
-import json
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from tests.parity.expert_exports import EXPERTS
-from tests.parity.megatron_ranks import WHOLE_EXPERTS, make_model
-from tests.parity.rank_processes import by_fork
+from tests.parity.megatron_ranks import WHOLE_EXPERTS, fingerprint, launch_all, make_model
 
-pytestmark = [
-    pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator"),
-]
-LAYERS = 4
-LAYOUTS = {  # ranks -> layouts
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
+LAYERS, EXPERTS = 4, 4  # as make_model has them
+LAYOUTS: dict[int, dict[str, dict[str, int]]] = {  # ranks -> layouts
     1: {"one": {}},
     2: {"ep2": {"ep": 2}, "tp2_ep2_etp1": WHOLE_EXPERTS, "pp2": {"pp": 2}},
     4: {"tp2_ep2": {"tp": 2, "ep": 2}, "ep2_dp2": {"ep": 2}},
@@ -21,27 +18,27 @@ LAYOUTS = {  # ranks -> layouts
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory):
-    """Layout -> of each rank {"ours", "mbridge"}."""
+def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The model's weights in bfloat16, and layout -> of each rank {"ours", "mbridge"}."""
     folder = tmp_path_factory.mktemp("exports")
     model = make_model(folder / "model", "qwen3_moe")
-    found = {}
-    for ranks, layouts in LAYOUTS.items():
-        files = folder / f"jobs{ranks}.json", folder / f"out{ranks}.json"
-        files[0].write_text(json.dumps({"model": str(model), "layouts": layouts}))
-        log = folder / f"log{ranks}"
-        assert by_fork("tests.parity.expert_exports", files, ranks, log, 300), log.read_text()[-6000:]
-        of_ranks = json.loads(files[1].read_text())
-        found |= {name: [each[name] for each in of_ranks] for name in layouts}
-    return found
+    jobs = {
+        ranks: [
+            {"name": name, "model": str(model), "layout": layout, "dtype": "bfloat16", "actions": [["exports"]]}
+            for name, layout in layouts.items()
+        ]
+        for ranks, layouts in LAYOUTS.items()
+    }
+    found: dict[str, Any] = {name: answers[0] for name, answers in launch_all(jobs, folder).items()}
+    weights = load_file(model / "model.safetensors")
+    return {**found, "model": sorted(fingerprint(name, weight.bfloat16()) for name, weight in weights.items())}
 
 
 @pytest.mark.parametrize("layout", [name for layouts in LAYOUTS.values() for name in layouts])
-def test_names_order_shapes_types_and_bits_are_those_of_mbridge(exports, layout):
+def test_names_order_shapes_types_and_bits_are_those_of_mbridge_and_of_the_model(exports, layout):
     for rank in exports[layout]:
         assert rank["ours"]["weights"] == rank["mbridge"]["weights"]
-        experts = [name for name, *_ in rank["ours"]["weights"] if ".mlp.experts." in name]
-        assert len(set(experts)) == len(experts) == LAYERS * EXPERTS * 3
+        assert sorted(rank["ours"]["weights"]) == exports["model"]
 
 
 @pytest.mark.parametrize(("layout", "groups"), [("ep2", 1), ("tp2_ep2_etp1", 1), ("tp2_ep2", 2)])

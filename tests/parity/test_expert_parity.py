@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("verl", reason="verl is not installed")
 from tests.parity.megatron_ranks import WHOLE_EXPERTS, launch_all, make_model
-from tests.parity.test_parallel_parity import RECOMPUTE, column
+from tests.parity.test_parallel_parity import RECOMPUTE, assert_alike
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
@@ -59,21 +59,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, f
     return {name: answers[0] for name, answers in launch_all({1: one, 2: two, 4: four}, folder).items()}
 
 
-Runs = dict[str, list[dict[str, float]]]
-
-
-def assert_alike(run: list[dict[str, float]], other: list[dict[str, float]]) -> None:
-    assert column(run, "loss") == pytest.approx(column(other, "loss"), abs=1e-4)
-    assert column(run, "grad_norm") == pytest.approx(column(other, "grad_norm"), rel=1e-4)
-
-
 @pytest.mark.parametrize("name", [*FOUR, *TWO, "recompute", "pp2_recompute"])
-def test_every_layout_trains_like_one_process(runs: Runs, name: str):
+def test_every_layout_trains_like_one_process(runs: dict[str, Any], name: str):
     assert_alike(runs[name], runs["one"])
 
 
 @pytest.mark.parametrize("name", [*SAME_TOKENS, "recompute"])
-def test_each_token_counts_once_in_the_load(runs: Runs, name: str):
+def test_each_token_counts_once_in_the_load(runs: dict[str, Any], name: str):
     for here, there in zip(runs[name], runs["one"], strict=True):
         assert {key for key in here if key.startswith("experts/")} == {
             LOAD, "experts/unused", *(f"{LOAD}/layer_{layer}" for layer in range(4)),
@@ -83,7 +75,7 @@ def test_each_token_counts_once_in_the_load(runs: Runs, name: str):
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_a_balancing_loss_is_the_same_in_every_layout(runs: Runs, name: str):
+def test_a_balancing_loss_is_the_same_in_every_layout(runs: dict[str, Any], name: str):
     assert_alike(runs[name], runs[ALIKE[name]])
 
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platfo
 
 TWO_PROCESSES = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-QWEN3 = {"qwen3_tp2": {"tp": 2}}
 FOUR_STEPS = [["train", 1, 4]]
 
 
@@ -40,7 +39,7 @@ def runs(models, tmp_path_factory):
     two += [job(name, layout=layout) for name, layout in TWO_PROCESSES.items()]
     two += [job("pp2_vpp2_auto", layout=TWO_PROCESSES["pp2_vpp2"], recompute_above=MICRO_BATCH_TOKENS // 2)]
     two += [job("tp2_no_sp", layout={"tp": 2}, transformer={"sequence_parallel": False})]
-    two += [job(name, "qwen3", layout=layout) for name, layout in QWEN3.items()]
+    two += [job("qwen3_tp2", "qwen3", layout={"tp": 2})]
     return {name: answers[0] for name, answers in launch_all({1: one, 2: two}, folder).items()}
 
 
@@ -48,20 +47,19 @@ def column(steps, name):
     return [step[name] for step in steps]
 
 
+def assert_alike(run: list[dict[str, float]], other: list[dict[str, float]]) -> None:
+    assert column(run, "loss") == pytest.approx(column(other, "loss"), abs=1e-4)
+    assert column(run, "grad_norm") == pytest.approx(column(other, "grad_norm"), rel=1e-4)
+    assert column(run, "lr") == column(other, "lr")
+
+
 ALIKE = ("pp2_vpp2_auto", "tp2_no_sp", "padded", "recompute", "recompute_auto", "fused", "tp2_fused")
 
 
-@pytest.mark.parametrize("name", [*TWO_PROCESSES, *ALIKE])
+@pytest.mark.parametrize("name", [*TWO_PROCESSES, *ALIKE, "qwen3_tp2"])
 def test_every_layout_trains_like_one_process(runs, name):
-    assert column(runs[name], "loss") == pytest.approx(column(runs["one"], "loss"), abs=1e-4)
-    assert column(runs[name], "grad_norm") == pytest.approx(column(runs["one"], "grad_norm"), rel=1e-4)
-    assert column(runs[name], "lr") == column(runs["one"], "lr")
-
-
-@pytest.mark.parametrize("name", QWEN3)
-def test_query_and_key_norms_train_alike_in_every_layout(runs, name):
-    assert column(runs[name], "loss") == pytest.approx(column(runs["qwen3_one"], "loss"), abs=1e-4)
-    assert column(runs[name], "grad_norm") == pytest.approx(column(runs["qwen3_one"], "grad_norm"), rel=1e-4)
+    """With query and key norms, too."""
+    assert_alike(runs[name], runs["qwen3_one" if name == "qwen3_tp2" else "one"])
 
 
 @pytest.mark.parametrize(("name", "kind"), [("one", "qwen2"), ("qwen3_one", "qwen3"), ("qwen3_moe_one", "qwen3_moe")])

@@ -29,32 +29,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return {name: answers[0] for name, answers in launch(jobs, 1, folder / "ranks").items()}
 
 
-class Batch:
-    """The responses of one update or both, one tensor [T] of each, with the worker's outputs:
-    ``outputs`` [rows, T].
-    """
-
-    def __init__(self, outputs: list[list[float]], updates: int = 1) -> None:
-        columns = [
-            row(100 * update + number, length)
-            for update in range(updates)
-            for number, length in enumerate(LENGTHS[update])
-        ]
-        self.ratio, self.advantage, self.mask = [], [], []
-        for row_outputs, column in zip(outputs, columns, strict=False):
-            new_T = torch.tensor(row_outputs[PROMPT_TOKENS - 1 : -1])
-            self.ratio.append((new_T - torch.tensor(column["old_log_probs"])).exp())
-            self.advantage.append(torch.tensor(column["advantages"]))
-            self.mask.append(torch.tensor(column["response_mask"]))
-
-    def sums(self) -> torch.Tensor:
-        """[B] sums of PPO's terms over a response's sampled tokens."""
-        rows = zip(self.ratio, self.advantage, self.mask, strict=True)
-        return torch.stack([(clipped(ratio, advantage) * mask).sum() for ratio, advantage, mask in rows])
-
-    @property
-    def counts(self) -> torch.Tensor:
-        return torch.stack([mask.sum() for mask in self.mask])
+def losses(outputs: list[list[float]]) -> list[float]:
+    """PPO's loss of four updates of four rows, by the worker's log-probabilities [rows, T]."""
+    rows = [row(100 * batch + number, length) for batch in (0, 1) for number, length in enumerate(LENGTHS[batch])]
+    sums, counts = [], []
+    for of_row, columns in zip(outputs, rows, strict=True):
+        old_T, advantage_T = torch.tensor(columns["old_log_probs"]), torch.tensor(columns["advantages"])
+        mask_T = torch.tensor(columns["response_mask"])
+        ratio_T = (torch.tensor(of_row[PROMPT_TOKENS - 1 : -1]) - old_T).exp()
+        sums.append(float((clipped(ratio_T, advantage_T) * mask_T).sum()))
+        counts.append(int(mask_T.sum()))
+    return [-sum(sums[at : at + 4]) / sum(counts[at : at + 4]) for at in range(0, 16, 4)]
 
 
 def clipped(ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
@@ -66,13 +51,8 @@ def clipped(ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
 def test_each_of_four_updates_clips_the_ratio_to_the_engine(runs: dict[str, dict[str, Any]]):
     """old_log_prob = "rollout" without weights: each by the log-probabilities of its own pass."""
     run = runs["engines"]
-    batch = Batch(run["during"], updates=2)
-    sums, counts = batch.sums().split(4), batch.counts.split(4)
-    expected = [float(-of_update.sum() / tokens.sum()) for of_update, tokens in zip(sums, counts, strict=True)]
-    assert run["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-5) and len(expected) == 4
-    first = Batch(run["before"], updates=2).sums().split(4)
-    stale = [float(-of_update.sum() / tokens.sum()) for of_update, tokens in zip(first, counts, strict=True)]
-    assert abs(run["loss"][-1] - stale[-1]) > 1e-3, "the weights have moved by then"
+    assert run["loss"] == pytest.approx(losses(run["during"]), rel=1e-4, abs=1e-5)
+    assert abs(run["loss"][-1] - losses(run["before"])[-1]) > 1e-3, "the weights have moved by then"
 
 
 def test_an_update_without_a_token_to_learn_from_changes_nothing(runs: dict[str, dict[str, Any]]):

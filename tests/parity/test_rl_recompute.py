@@ -5,7 +5,6 @@ everything into micro-batches that hold the longest response and keeps all activ
 without "auto" must.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,6 @@ LAYOUTS: dict[str, dict[str, int]] = {"dp2": {}, "tp2": {"tp": 2}, "cp2": {"cp":
 
 # Two mini-batches of 271 and 272 tokens, whose longest rows have 50 and 90.
 OF_ROWS = [f"data.max_prompt_tokens={PROMPT_TOKENS}", f"rollout.max_response_tokens={LENGTHS[1][-1]}"]
-RUN_FILES = {
-    "96": [*OF_ROWS, "train.micro_batch_tokens=96"],
-    "200": [*OF_ROWS, "train.micro_batch_tokens=200"],
-}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +38,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     two = [job(f"actor_{name}", "actor", layout, auto=True) for name, layout in LAYOUTS.items()]
     two += [job(f"critic_{name}", "critic", LAYOUTS[name], auto=True) for name in ("dp2", "tp2")]
     tied, untied = tied_and_untied(folder)
-    one += [{**job(f"run_file_{name}", "actor", auto=False), "run_file": file} for name, file in RUN_FILES.items()]
+    for tokens in (96, 200):
+        run_file = [*OF_ROWS, f"train.micro_batch_tokens={tokens}"]
+        one.append({**job(f"run_file_{tokens}", "actor", auto=False), "run_file": run_file})
     one += [{**job(f"critic_{path.name}", "critic", auto=False), "model": str(path)} for path in (tied, untied)]
     return {name: answers[0] for name, answers in launch_all({1: one, 2: two}, folder).items()}
 
@@ -83,16 +80,14 @@ def test_a_critic_begins_with_the_body_of_a_tied_model(runs: dict[str, dict[str,
     assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
 
 
-def passes(runs: dict[str, dict[str, Any]], name: str) -> Iterable[list[list[int]]]:
-    """Of each data-parallel rank: [tokens, recomputed layers] of its forward passes in training."""
-    return runs[name]["seen"]
-
-
 def test_only_micro_batches_above_the_usual_size_recompute(runs: dict[str, dict[str, Any]]):
+    """Of each data-parallel rank "seen" has [tokens, recomputed layers] of each pass in training."""
     for name in ("actor_one", "actor_dp2", "actor_tp2", "critic_dp2", "critic_tp2"):
-        seen = [each for of_rank in passes(runs, name) for each in of_rank]
-        assert {tokens > USUAL for tokens, _ in seen} == {True, False}, name
-        assert all((layers > 0) == (tokens > USUAL) for tokens, layers in seen), name
+        of_ranks = runs[name]["seen"]
+        assert len({len(of_rank) for of_rank in of_ranks}) == 1, name
+        passes = [each for of_rank in of_ranks for each in of_rank]
+        assert {tokens > USUAL for tokens, _ in passes} == {True, False}, name
+        assert all((layers > 0) == (tokens > USUAL) for tokens, layers in passes), name
     assert all(layers == 0 for _, layers in runs["actor"]["seen"][0])
 
 
@@ -100,18 +95,13 @@ def test_a_long_response_leaves_the_other_micro_batches_at_the_usual_size(runs: 
     """By the budget of the longest response alone, the second mini-batch would be cut into three:
     all recompute.
     """
-    [seen] = passes(runs, "actor_one")
+    [passes] = runs["actor_one"]["seen"]
     totals = [sum(PROMPT_TOKENS + length for length in lengths) for lengths in LENGTHS]
-    assert totals == [271, 272] and len(seen) == 5 + 5, seen
-    assert max(tokens for tokens, _ in seen) == PROMPT_TOKENS + LENGTHS[1][-1] == 90
-
-
-def test_all_data_parallel_ranks_have_as_many_micro_batches(runs: dict[str, dict[str, Any]]):
-    for name in ("actor_dp2", "critic_dp2"):
-        assert len({len(of_rank) for of_rank in passes(runs, name)}) == 1, name
+    assert totals == [271, 272] and len(passes) == 5 + 5, passes
+    assert max(tokens for tokens, _ in passes) == PROMPT_TOKENS + LENGTHS[1][-1] == 90
 
 
 def test_an_actor_packs_micro_batches_up_to_the_run_files_tokens(runs: dict[str, dict[str, Any]]):
-    for name, most, passes_of_both in (("96", 96, range(6, 9)), ("200", 200, range(4, 5))):
-        tokens = [tokens for tokens, _ in runs[f"run_file_{name}"]["seen"][0]]
+    for most, passes_of_both in ((96, range(6, 9)), (200, range(4, 5))):
+        tokens = [tokens for tokens, _ in runs[f"run_file_{most}"]["seen"][0]]
         assert sum(tokens) == 271 + 272 and max(tokens) <= most and len(tokens) in passes_of_both, tokens

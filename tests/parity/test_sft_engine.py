@@ -41,7 +41,7 @@ def test_the_validation_loss_is_the_mean_over_all_tokens_and_not_over_batches(se
 
 
 def test_a_pass_and_an_update_tell_the_watchdog_that_the_run_is_alive(seen: dict[str, Any]):
-    assert seen["modification_times"] == [True, True]
+    assert seen["alive"] == [True, True]
 
 
 def test_every_update_has_its_learning_rate_and_the_first_is_not_zero(seen: dict[str, Any]):

@@ -17,24 +17,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenario("tests.parity.lora_scenario", tmp_path_factory.mktemp("lora"))
 
 
-def test_adapters_learn_with_frozen_weights(seen: dict[str, Any]):
+def test_adapters_learn_with_frozen_weights_and_dropout_in_training_only(seen: dict[str, Any]):
     learnt = seen["learnt"]
     assert learnt[0] == pytest.approx(seen["before"], abs=1e-6), "the first forward pass is the base's"
     assert learnt[-1] < 0.2 * learnt[0]
-
-
-def test_a_step_counts_the_flops_of_frozen_weights_and_of_adapters(seen: dict[str, Any]):
-    """By hand: 4 for each frozen weight and token, 6 for each of an adapter's, and attention."""
-    layer = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384
-    adapters = 4 * (2 * (128 + 128) + 2 * (128 + 64) + 3 * (128 + 384))
-    weights = 4 * (3 * layer + 128 * seen["vocab"]) + 6 * 3 * adapters
-    squares = 100**2 + 20**2 + 21**2 + 22**2
-    assert seen["flops"] == weights * 163 + 6 * 3 * 128 * squares
-
-
-def test_dropout_changes_what_is_learnt_and_not_what_is_validated(seen: dict[str, Any]):
-    assert seen["first"][0] == seen["learnt"][0]
-    assert abs(seen["first"][1] - seen["learnt"][1]) > 1e-4
+    assert seen["first"][0] == learnt[0] and abs(seen["first"][1] - learnt[1]) > 1e-4
 
 
 def test_a_checkpoint_holds_adapters_their_optimizer_and_no_model(seen: dict[str, Any]):
@@ -57,6 +44,5 @@ def test_a_resumed_run_repeats_the_same_steps(seen: dict[str, Any]):
 
 
 def test_adapters_of_another_base_are_refused_by_name(seen: dict[str, Any]):
-    assert "were trained on " in seen["other"] and "/model" in seen["other"]
     assert "/other is a different or incomplete model: model.safetensors differs." in seen["other"]
     assert not seen["other"].startswith("the checkpoint "), "nothing is damaged"
