@@ -13,9 +13,7 @@ from retool_mcore.rollout.sglang_http import SglangEngine
 
 
 class PlannedEngine(SglangEngine):
-    """Samples ``plan``, the response token by token with the results in between, by position after
-    the prompt.
-    """
+    """Samples ``plan`` by position after the prompt: the response, with the results in between."""
 
     def __init__(self, url: str, prompt_tokens: int, plan: Sequence[int], *, retry_s: float = 5.0) -> None:
         super().__init__(url, retry_s=retry_s)

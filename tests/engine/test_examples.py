@@ -96,34 +96,23 @@ def test_the_example_of_two_tools_makes_what_both_trainings_read(tmp_path):
     for example in examples:
         trained = tokenizer.decode([i for i, m in zip(example.token_ids, example.loss_mask, strict=True) if m])
         assert trained.count('"name": "lookup"') == 2 and trained.count('"name": "code_interpreter"') == 1
-    asked = ("--problem", "question", "--answer", "total")
-    succeed("rl", tmp_path / "problems.jsonl", *asked, "--out", tmp_path / "rl.parquet")
-    config = load_config(RlConfig, "configs/examples/two_tools/rl_cpu.toml")
-    protocol = protocol_of(config.rollout, tokenizer)
+    protocol = protocol_of(load_config(RlConfig, "configs/examples/two_tools/rl_cpu.toml").rollout, tokenizer)
     prompt = tokenizer.decode(protocol.prompt_ids([{"role": "user", "content": "?"}]))
     assert "lookup" in prompt and "code_interpreter" in prompt
 
 
-async def test_a_served_model_gets_its_code_run(server: ScriptedApi):
+async def test_a_served_model_is_asked_as_its_run_asked_and_gets_its_code_run(server: ScriptedApi, tmp_path: Path):
+    PromptFormat(system="You may run Python.", instruction="Box it.").write(tmp_path)
     server.script = [chat(None, "print(123 ** 5)"), chat(None, ""), chat("It is \\boxed{28153056843}.")]
-    text = await chat_with_tool.answer(server.url, "served", "What is 123 ** 5?", min_level="rlimits")
+    text = await chat_with_tool.answer(server.url, str(tmp_path), "What is 123 ** 5?", min_level="rlimits")
     assert text == "It is \\boxed{28153056843}."
     (_, first, _), (_, second, _), (_, third, _) = server.requests
-    assert first["messages"][0]["content"].endswith("Put your final answer within \\boxed{}.")
+    assert [message["content"] for message in first["messages"]] == [
+        "You may run Python.",
+        "What is 123 ** 5?\nBox it.",
+    ]
     assert second["messages"][-1] == {"role": "tool", "tool_call_id": "call_0_x", "content": "28153056843"}
     assert third["messages"][-1]["content"].startswith("Error: arguments must be")
-
-
-async def test_a_model_is_asked_as_its_run_asked_and_one_of_protocol_retool_is_refused(
-    server: ScriptedApi, tmp_path: Path
-):
-    PromptFormat(system="You may run Python.", instruction="Box it.").write(tmp_path)
-    server.script = [chat("It is \\boxed{4}.")]
-    await chat_with_tool.answer(server.url, str(tmp_path), "2 + 2?", min_level="rlimits")
-    assert server.requests[0][1]["messages"][:2] == [
-        {"role": "system", "content": "You may run Python."},
-        {"role": "user", "content": "2 + 2?\nBox it."},
-    ]
     PromptFormat(instruction="", protocol="retool").write(tmp_path)
     with pytest.raises(SystemExit, match="uses protocol retool"):
         await chat_with_tool.answer(server.url, str(tmp_path), "2 + 2?", min_level="rlimits")

@@ -21,19 +21,15 @@ from tests.unit.rollout.test_tool_call import block
 
 QUESTION = [{"role": "user", "content": "What is 412 + 967?"}]
 ANSWER = "It is \\boxed{1379}.<|im_end|>"
+BAD = "<tool_call>\nprint(1)\n</tool_call>"
 LIMITS = limits_for(max_response_tokens=2000, run_timeout_s=5.0, memory_limit_mb=256)
 
 
 async def play(
-    tokenizer,
-    sandbox,
-    *script: str,
-    limits: Limits = LIMITS,
-    fail_at: int | None = None,
-    protocol: ToolProtocol | None = None,
+    tokenizer, sandbox, *script: str, limits: Limits = LIMITS, protocol: ToolProtocol | None = None
 ) -> Trajectory:
     protocol = protocol or Hermes(tokenizer)
-    engine = ScriptedEngine(tokenizer, script, fail_at)
+    engine = ScriptedEngine(tokenizer, script)
     trajectory = await roll_out(protocol.prompt_ids(QUESTION), engine, sandbox, protocol, limits)
     final = trajectory.ledger.context
     for context in engine.contexts:
@@ -46,14 +42,6 @@ def tool_text(tokenizer, trajectory: Trajectory) -> str:
     return tokenizer.decode([i for i, loss in zip(ledger.response_ids, ledger.loss_mask, strict=True) if not loss])
 
 
-async def test_no_room_for_the_error_of_a_malformed_call(tokenizer, sandbox):
-    bad = "<tool_call>\nprint(1)\n</tool_call>"
-    limits = replace(LIMITS, max_response_tokens=len(tokenizer.encode(bad)) + 8)
-    trajectory = await play(tokenizer, sandbox, bad, limits=limits)
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ROOM, None)
-    assert tool_text(tokenizer, trajectory) == ""
-
-
 async def test_turns(tokenizer, sandbox):
     limits = replace(LIMITS, max_turns=2)
     trajectory = await play(tokenizer, sandbox, call("print(1)"), call("print(2)"), limits=limits)
@@ -63,19 +51,18 @@ async def test_turns(tokenizer, sandbox):
 
 
 async def test_malformed_calls(tokenizer, sandbox):
-    bad = "<tool_call>\nprint(1)\n</tool_call>"
-    trajectory = await play(tokenizer, sandbox, bad, bad, bad)
+    trajectory = await play(tokenizer, sandbox, BAD, BAD, BAD)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.MALFORMED, None)
     assert tool_text(tokenizer, trajectory).count("Error: the call is not valid JSON") == 2
-    trajectory = await play(tokenizer, sandbox, bad, bad, call("print(1)"), bad, bad, ANSWER)
+    trajectory = await play(tokenizer, sandbox, BAD, BAD, call("print(1)"), BAD, BAD, ANSWER)
     assert trajectory.stop_reason == StopReason.FINISHED, "never three in a row"
 
 
 async def test_a_call_at_the_time_limit_is_an_observation(tokenizer, sandbox):
     limits = replace(LIMITS, run_timeout_s=0.5)
     trajectory = await play(tokenizer, sandbox, call("while True: pass"), ANSWER, limits=limits)
-    assert (trajectory.turns[0].results[0].ok, trajectory.turns[0].results[0].status) == (False, "time_limit")
-    assert trajectory.stop_reason == StopReason.FINISHED
+    [result] = trajectory.turns[0].results
+    assert (result.ok, result.status, trajectory.stop_reason) == (False, "time_limit", StopReason.FINISHED)
     assert "time limit" in tool_text(tokenizer, trajectory)
 
 
@@ -87,8 +74,6 @@ async def test_all_calls_of_a_turn_run_concurrently_and_answer_in_order(tokenize
     assert shown(trajectory) == ["slow", "quick"]
     between = tool_text(tokenizer, trajectory)
     assert between.index("slow") < between.index("quick")
-    assert between.count("<tool_response>") == 2
-    assert "<|im_end|><|im_end|>" not in tokenizer.decode(trajectory.ledger.response_ids)
     first = trajectory.turns[0]
     assert first.tool_s < sum(result.run_s for result in first.results), "one after the other takes longer"
 
@@ -120,33 +105,23 @@ async def test_any_model_output_keeps_the_ledgers_invariants_and_ends(tokenizer,
     assert len(trajectory.turns) == (ledger.turns + 1) // 2 <= 5
 
 
-RETOOL_ANSWER = "So it is\n<answer>\n\\boxed{1379}\n</answer><|im_end|>"
-
-
-class SeveralAtOnce:
-    """An engine whose last step reaches the limit of its request, past the end of a call."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self.ids = ids
-
-    async def generate(self, request: TurnRequest) -> EngineTurn:
-        ids = self.ids[: request.max_new_tokens]
-        logprobs = [-0.5 - at for at in range(len(ids))]
-        routes = np.arange(len(request.token_ids) + len(ids) - 1, dtype=np.int16).reshape(-1, 1, 1)
-        return EngineTurn(token_ids=ids, logprobs=logprobs, stop="length", routes=routes)
-
-
 async def test_a_call_that_ends_in_the_last_step_of_a_request_is_run(tokenizer, sandbox):
     """SGLang looks for no stop in a step that reaches the limit, and may sample past one there."""
     protocol = Retool(tokenizer)
     called = tokenizer.encode(block("print(7)"), add_special_tokens=False)
     past = tokenizer.encode(" and so on. x > 3 and more of it, and more", add_special_tokens=False)
-    engine = SeveralAtOnce([*called, *past])
+
+    class SeveralAtOnce:
+        async def generate(self, request: TurnRequest) -> EngineTurn:
+            ids = [*called, *past][: request.max_new_tokens]
+            logprobs = [-0.5 - at for at in range(len(ids))]
+            routes = np.arange(len(request.token_ids) + len(ids) - 1, dtype=np.int16).reshape(-1, 1, 1)
+            return EngineTurn(token_ids=ids, logprobs=logprobs, stop="length", routes=routes)
+
     limits = limits_for(max_response_tokens=len(called) + len(past), run_timeout_s=5.0)
-    trajectory = await roll_out(protocol.prompt_ids(QUESTION), engine, sandbox, protocol, limits)
+    trajectory = await roll_out(protocol.prompt_ids(QUESTION), SeveralAtOnce(), sandbox, protocol, limits)
     ledger, first = trajectory.ledger, trajectory.turns[0]
     assert (first.tokens, first.text) == (len(called), block("print(7)"))
-    assert first.parsed is not None and first.parsed.codes == ("print(7)",)
     assert ledger.logprobs[: len(called)] == [-0.5 - at for at in range(len(called))]
     assert ledger.routes is not None
     assert ledger.routes[:, 0, 0].tolist() == list(range(len(ledger.context) - 1))
@@ -154,9 +129,8 @@ async def test_a_call_that_ends_in_the_last_step_of_a_request_is_run(tokenizer, 
 
 
 async def test_a_line_break_merged_into_the_tag_is_not_written_twice(merging_tokenizer, sandbox):
-    ids = merging_tokenizer.encode(block("print(7)") + "\n", add_special_tokens=False)
-    assert merging_tokenizer.decode(ids[-1:]) == ">\n"
-    script = (block("print(7)") + "\n", RETOOL_ANSWER)
-    trajectory = await play(merging_tokenizer, sandbox, *script, protocol=Retool(merging_tokenizer))
+    called, answer = block("print(7)") + "\n", "So it is\n<answer>\n\\boxed{1379}\n</answer><|im_end|>"
+    assert merging_tokenizer.decode(merging_tokenizer.encode(called, add_special_tokens=False)[-1:]) == ">\n"
+    trajectory = await play(merging_tokenizer, sandbox, called, answer, protocol=Retool(merging_tokenizer))
     text = merging_tokenizer.decode(trajectory.ledger.response_ids)
-    assert text == block("print(7)") + "\n<interpreter>\n7\n</interpreter>\n" + RETOOL_ANSWER
+    assert text == called + "<interpreter>\n7\n</interpreter>\n" + answer

@@ -1,6 +1,4 @@
-"""The real SGLang server on the CPU agrees with transformers and, after each weight sync, with
-Megatron.
-"""
+"""The real SGLang server agrees with transformers and, after each weight sync, with Megatron."""
 
 import random
 from pathlib import Path
@@ -17,9 +15,7 @@ from retool_mcore.verl.weight_check import different_layers, layer_of
 from tests.parity.megatron_ranks import launch, make_model
 from tests.sglang_client import access
 
-pytestmark = [
-    pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator"),
-]
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 PROMPTS = [[random.Random(i).randrange(2, 258) for _ in range(4 + 5 * i)] for i in range(6)]
 GREEDY = {"temperature": 0, "max_new_tokens": 32, "ignore_eos": True}
 
@@ -84,9 +80,8 @@ def test_a_seed_fixes_a_response_whatever_else_is_in_the_batch(server):
     def sampled(seeds: list[int | None]) -> list[list[int]]:
         """One response of the same prompt for each seed; None: a request without one."""
         params = [drawn if seed is None else {**drawn, "sampling_seed": seed} for seed in seeds]
-        return [
-            each["output_ids"] for each in generate(server, input_ids=PROMPTS[:1] * len(seeds), sampling_params=params)
-        ]
+        answers = generate(server, input_ids=PROMPTS[:1] * len(seeds), sampling_params=params)
+        return [answer["output_ids"] for answer in answers]
 
     together = sampled([1, 2, None, 3, None])
     assert together[0] != together[1] != together[3] != together[0], "another seed is another response"
@@ -95,9 +90,7 @@ def test_a_seed_fixes_a_response_whatever_else_is_in_the_batch(server):
 
 
 def check_three_updates(server, model, layout: dict[str, int], tmp_path: Path) -> None:
-    """Rollout and actor log-probabilities differ by at most 1e-4 in float32 after each update
-    (measured: 6e-6).
-    """
+    """Rollout and actor log-probabilities differ by at most 1e-4 (measured: 6e-6)."""
     before = [answer["output_ids"] for answer in generate(server)]
     actions = []
     for step in (1, 2, 3):
@@ -118,13 +111,9 @@ def test_three_updates_from_two_megatron_ranks_arrive_exactly(server, model_dir,
     try:
         check_three_updates(server, model_dir, {"tp": 2}, tmp_path)
     finally:
-        load(server, model_dir)
-
-
-def load(server, folder: Path) -> None:
-    body = {"model_path": str(folder), "weight_version": "0", "flush_cache": True}
-    with httpx.Client(**access(server)) as client:
-        client.post("/update_weights_from_disk", json=body).raise_for_status()
+        body = {"model_path": str(model_dir), "weight_version": "0", "flush_cache": True}
+        with httpx.Client(**access(server)) as client:
+            client.post("/update_weights_from_disk", json=body).raise_for_status()
 
 
 @pytest.mark.long
