@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.parity.megatron_ranks import Engine, as_tensordict
+from tests.parity.megatron_ranks import Engine
 
 
 def adapters(
@@ -17,12 +17,7 @@ def adapters(
 class LoraEngine(Engine):
     def base_logprobs(self, sequences: list[list[int]]) -> list[list[float]] | None:
         """As ``logprobs``, by the way on which verl's trainer asks for the reference."""
-        from verl.utils import tensordict_utils as tu
-
-        data = as_tensordict([(ids, [0] + [1] * (len(ids) - 1)) for ids in sequences])
-        tu.assign_non_tensor(data, compute_loss=False, no_lora_adapter=True)
-        output = self.worker.infer_batch(data)
-        return [row[:-1].tolist() for row in output["log_probs"].unbind()] if self.has_output else None
+        return self.logprobs(sequences, no_lora_adapter=True)
 
     def held(self) -> dict[str, Any]:
         """Numbers of elements: trained, in buffers of gradients, and in the optimizer."""

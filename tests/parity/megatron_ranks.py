@@ -36,9 +36,7 @@ STEPS = 8
 LR = 1e-2
 
 
-def make_model(
-    folder: Path, kind: str = "qwen2", *, tied: bool = False, seed: int = 0, platform: str = "cpu", **more: Any
-) -> Path:
+def make_model(folder: Path, kind: str = "qwen2", *, tied: bool = False, platform: str = "cpu", **more: Any) -> Path:
     """A tiny random model with a tokenizer in the Hugging Face layout, float32.
 
     Makes the calling process one of the platform: without `cpu`'s, transformers cannot import its
@@ -65,7 +63,7 @@ def make_model(
         "initializer_range": 0.2,
         **more,
     }
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "mistral": "Mistral", "llama": "Llama"}[kind]
     if name.startswith("Qwen3"):
         shape["head_dim"] = 32
@@ -196,12 +194,12 @@ class Engine:
                 steps.append({name: float(metrics[name]) for name in ("loss", "grad_norm", "lr")} | load)
         return steps if self.has_output else None
 
-    def logprobs(self, sequences: list[list[int]]) -> list[list[float]] | None:
+    def logprobs(self, sequences: list[list[int]], **options: bool) -> list[list[float]] | None:
         """Of each sequence's tokens from the second on. For layouts without data parallelism."""
         from verl.utils import tensordict_utils as tu
 
         data = as_tensordict([(ids, [0] + [1] * (len(ids) - 1)) for ids in sequences])
-        tu.assign_non_tensor(data, compute_loss=False)
+        tu.assign_non_tensor(data, compute_loss=False, **options)
         output = self.worker.infer_batch(data)
         return [row[:-1].tolist() for row in output["log_probs"].unbind()] if self.has_output else None
 
@@ -211,11 +209,8 @@ class Engine:
     def load(self, folder: str) -> None:
         self.engine.load_checkpoint(local_path=folder, del_local_after_load=False)
 
-    def start_save(self, folder: str) -> None:
-        self.pending = start_save(self.engine, folder, step=0)
-
-    def finish_save(self) -> None:
-        self.pending.finish()
+    def save_for_a_run(self, folder: str) -> None:
+        start_save(self.engine, folder, step=0).finish()
 
     def resume(self, folder: str) -> None:
         """Go on from a checkpoint, which then makes room for later ones."""

@@ -72,11 +72,11 @@ class RlEngine:
         return tu.get(output, "metrics") if self.engine.is_mp_src_rank_with_outputs() else None
 
     def replayed(self) -> list[list[float]] | None:
-        """The log-probabilities of this data-parallel rank's rows, with the experts of ``routes``."""
+        """The log-probabilities of this rank's rows, with the experts of ``routes``."""
         return self._outputs(self._rows_with("replayed")) or None
 
     def noted(self) -> list[list[list[list[int]]]] | None:
-        """The experts [T, L, K] of this data-parallel rank's rows, as a pass with "R2" notes them."""
+        """The experts [T, L, K] of this rank's rows, as a pass with "R2" notes them."""
         from verl.utils import tensordict_utils as tu
 
         data = self._rows_with("own")

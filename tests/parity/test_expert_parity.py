@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from tests.parity.megatron_ranks import WHOLE_EXPERTS, launch_all, make_model
 from tests.parity.test_parallel_parity import RECOMPUTE, assert_alike
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 FOUR = {
     "tp2_ep2": {"tp": 2, "ep": 2},
@@ -27,7 +24,6 @@ ALIKE = {  # jobs that cut a step into the same micro-batches, which these losse
     "aux_ep2": "aux_dp2",
     "global_aux_ep2": "global_aux_dp2",
 }
-REPLAY_ONE: dict[str, dict[str, int]] = {"one": {}}
 TWO = {"ep2": {"ep": 2}, "tp2_ep2_etp1": WHOLE_EXPERTS, "cp2_ep2_of_cp": {"cp": 2, "ep": 2}}
 REPLAY_TWO = {"tp2_ep2_etp1": WHOLE_EXPERTS, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}}
 LOAD = "experts/load_max_over_mean"
@@ -42,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, f
     def job(name: str, **settings: Any) -> dict[str, Any]:
         return {"name": name, "model": model, "actions": [["train", 1, 4]], **settings}
 
-    replay = {"model": model, "role": "actor", "auto": False, "micro_batch_tokens": 128, "router_replay": "R3"}
+    replay = {"model": model, "role": "actor", "auto": False, "micro_batch_tokens": 128}
     one = [job("one"), job("recompute", transformer=RECOMPUTE), job("aux", transformer=AUX)]
     two = [job(name, layout=layout) for name, layout in TWO.items()]
     two += [job("pp2_recompute", layout={"pp": 2}, transformer=RECOMPUTE)]
@@ -50,12 +46,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, f
     two += [job("aux_ep2", layout={"ep": 2}, transformer=AUX), job("global_aux_dp2", transformer=GLOBAL_AUX)]
     two += [job("global_aux_ep2", layout={"ep": 2}, transformer=GLOBAL_AUX)]
     four = [job(name, layout=layout) for name, layout in FOUR.items()]
-    for jobs, layouts in ((one, REPLAY_ONE), (two, REPLAY_TWO)):
-        for name, layout in layouts.items():
-            jobs.append(replay | {"name": f"R3_{name}", "layout": layout, "actions": [["replayed"]]})
-            jobs.append(
-                replay | {"name": f"R2_{name}", "layout": layout, "actions": [["noted"]], "router_replay": "R2"}
-            )
+    for name, layout in {"one": {}, **REPLAY_TWO}.items():
+        for mode, action in (("R3", "replayed"), ("R2", "noted")):
+            own = {"name": f"{mode}_{name}", "layout": layout, "router_replay": mode, "actions": [[action]]}
+            (one if name == "one" else two).append(replay | own)
     return {name: answers[0] for name, answers in launch_all({1: one, 2: two, 4: four}, folder).items()}
 
 

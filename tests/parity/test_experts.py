@@ -6,13 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.platforms import get_platform
 from tests.parity.megatron_ranks import batch, launch, make_model
 from tests.parity.plain_transformers import choices, of_layers, plain_transformers
 from tests.parity.rl_ranks import LENGTHS, row
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 LOAD = "experts/load_max_over_mean"
 COEF = 0.5

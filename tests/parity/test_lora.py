@@ -15,8 +15,6 @@ from tests.parity.lora_ranks import adapters
 from tests.parity.megatron_ranks import MICRO_BATCH_TOKENS, launch_all, make_model
 from tests.parity.test_parallel_parity import assert_alike
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-
 TWO = {"tp2": {"tp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 SEQUENCES = [list(range(2, 40)), list(range(50, 61))]
 DOWN = "model.layers.0.mlp.down_proj.weight"

@@ -15,15 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, SftConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.files import tensor_files
 from tests.model_parity import LONGEST, ONE, SAMPLED, TWO, Case, sequences
 from tests.parity.megatron_ranks import launch_all, make_model
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 PUBLISHED = "qwen3_default_tied"
 EXPORT = Path("model", "huggingface")  # in an actor's checkpoint
@@ -68,9 +65,9 @@ def found(folder: Path) -> dict[str, Any]:
 
     def job(case: Case) -> dict[str, Any]:
         first, saved = (str(folder / f"{case.name}_{name}") for name in ("first", "saved"))
-        before = [["train", 1, 1], ["start_save", first], ["finish_save"], ["resume", first]]
-        save = [*before, ["start_save", saved], ["finish_save"]] if case.saved else []
-        actions = [["logprobs", sequences()], *save]
+        actions: list[list[Any]] = [["logprobs", sequences()]]
+        if case.saved:
+            actions += [["train", 1, 1], ["save_for_a_run", first], ["resume", first], ["save_for_a_run", saved]]
         more = {"layout": case.layout, "lr": 0.0, "micro_batch_tokens": LONGEST, "asynchronous": True}
         return {"name": case.name, "model": str(folder / case.model), "actions": actions, **more}
 

@@ -5,12 +5,9 @@ losses agree to 2e-6, gradient norms to 3e-6 of their value, against bounds of 1
 """
 
 import pytest
-import torch
 
 from tests.parity.megatron_ranks import MICRO_BATCH_TOKENS, launch_all, make_model
 from tests.parity.plain_transformers import plain_transformers
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 TWO_PROCESSES = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

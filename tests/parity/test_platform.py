@@ -4,9 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-import torch
-
 
 def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in a fresh process, without the environment of an activated platform."""
@@ -21,7 +18,6 @@ def test_a_missing_plugin_is_an_error_and_not_a_fall_back():
     assert "RETOOL_PLATFORM is not set" in done.stderr
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 def test_stale_installed_metadata_is_refused(tmp_path):
     """A folder on the path with an egg-info from before a plugin existed hides the installed
     metadata.

@@ -7,11 +7,9 @@ Megatron-core and gloo, in new processes: nothing survives but the folder.
 from typing import Any
 
 import pytest
-import torch
 
 from tests.parity.megatron_ranks import launch, make_model
 
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 LAYOUTS: dict[str, dict[str, int]] = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "ep2": {"ep": 2}, "dp2": {}, "one": {}}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # layout and settings of a run that is saved after three steps
     "tp2": ("tp2", {"reshardable": True}),

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from tests.parity.megatron_ranks import launch, make_model
 from tests.parity.rl_ranks import LENGTHS, PROMPT_TOKENS, row
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 DUAL = "algorithm.clip=[0.2, 0.28, 3]"
 

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.parity.megatron_ranks import launch_all, make_model
 from tests.parity.rl_ranks import LENGTHS, PROMPT_TOKENS
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 USUAL = 64  # tokens of a micro-batch on one rank; the longest sequence has 90
 LAYOUTS: dict[str, dict[str, int]] = {"dp2": {}, "tp2": {"tp": 2}, "cp2": {"cp": 2}}
@@ -81,7 +78,7 @@ def test_a_critic_begins_with_the_body_of_a_tied_model(runs: dict[str, dict[str,
 
 
 def test_only_micro_batches_above_the_usual_size_recompute(runs: dict[str, dict[str, Any]]):
-    """Of each data-parallel rank "seen" has [tokens, recomputed layers] of each pass in training."""
+    """Of each data-parallel rank "seen" has [tokens, recomputed layers] of each pass."""
     for name in ("actor_one", "actor_dp2", "actor_tp2", "critic_dp2", "critic_tp2"):
         of_ranks = runs[name]["seen"]
         assert len({len(of_rank) for of_rank in of_ranks}) == 1, name

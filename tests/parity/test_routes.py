@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed")
 from tests.parity.megatron_ranks import launch, make_model
 from tests.parity.rl_ranks import LENGTHS, LOADS, PROMPT_TOKENS, routes, row
 from tests.parity.test_parallel_parity import RECOMPUTE
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 LOAD = LOADS[0]
 

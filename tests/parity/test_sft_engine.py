@@ -6,11 +6,8 @@ import math
 from typing import Any
 
 import pytest
-import torch
 
 from tests.forked import run_scenario
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 LR, MIN_LR = 0.01, 0.001
 

@@ -5,11 +5,8 @@ it resumes from them exactly.
 from typing import Any
 
 import pytest
-import torch
 
 from tests.forked import run_scenario
-
-pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 
 @pytest.fixture(scope="module")
