@@ -24,6 +24,7 @@ from retool_mcore.verl.keys.rollout import write_settings
 from retool_mcore.verl.keys.tree import ppo_tree
 from tests.plain_chatml import with_template
 from tests.unit.rollout.scripted_engine import ABORT, Prints, ScriptedEngine, call
+from tests.unit.rollout.test_tools import ask
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
@@ -110,6 +111,7 @@ def sampled(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
             non_tensor_dict={"global_steps": row.get("step", 2), "validate": held_out},
         )
         tu.assign_non_tensor_stack(prompts, "uid", ["u"])
+        tu.assign_non_tensor_stack(prompts, "reward_model", [{"ground_truth": "1379"}])
         tu.assign_non_tensor_stack(prompts, "raw_prompt", [[{"role": "user", "content": "What is 412 + 967?"}]])
         model = with_template(tokenizer, template) if template else tokenizer
         worker = Worker(tree, Client(model, list(script or (CALL, ANSWER)), dies=dies))
@@ -169,6 +171,12 @@ def test_each_token_and_each_number_is_stored_in_its_place(sampled, tokenizer, t
     sent = 2 * len(prompt) + len(responses) - len(turns[1])
     assert (behavior["context_tokens"], behavior["cached_tokens"]) == (sent, 2 * 16)
     assert (config.run.dir / heartbeat.FILE).exists(), "the watchdog sees that the run samples"
+
+
+def test_an_own_tool_knows_the_row(sampled, tmp_path: Path):
+    config = rl(tmp_path, 'rollout.tools=["tests.unit.evaluate.test_endpoint:Known"]')
+    (row, *_), _ = sampled(config, ask("known"), ANSWER)
+    assert row["extra_fields"]["record"]["turns"][0]["results"][0]["shown"] == "it is 1379"
 
 
 def test_an_outage_stores_nothing_and_is_counted_once(sampled, tmp_path: Path):
