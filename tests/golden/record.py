@@ -2,7 +2,6 @@
 verl's own.
 
 python -m tests.golden.record      # records what test_golden_trees.py compares with; read the diff
-before you commit it
 """
 
 import hashlib
@@ -11,8 +10,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,20 +18,10 @@ import yaml
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-DEFAULTS = "verl_defaults.json"
 
 
 def fingerprint(defaults: dict[str, Any]) -> str:
     return hashlib.sha256(yaml.safe_dump(defaults, sort_keys=True).encode()).hexdigest()
-
-
-@contextmanager
-def without_exported_variables(platform: Any) -> Iterator[None]:
-    """The environment of a run on several nodes, without what this shell has exported."""
-    with patch.dict(os.environ):
-        for variable in platform.environment():
-            os.environ.pop(variable.name, None)
-        yield
 
 
 def main(folder: Path) -> None:
@@ -51,17 +38,18 @@ def main(folder: Path) -> None:
         kind = SftConfig if path.name.startswith("sft_") else RlConfig
         config = load_config(kind, path)
         platform = get_platform(config.run.platform)
-        with without_exported_variables(platform):
+        with patch.dict(os.environ):  # as on several nodes, without what this shell has exported
+            for variable in platform.environment():
+                os.environ.pop(variable.name, None)
             defaults, tree = resolve(config, platform)
         fingerprints[kind.__name__] = fingerprint(defaults)
-        changed = differences(defaults, tree)
-        ours = {key: value for key, (_, value) in changed.items()}
+        ours = {key: value for key, (_, value) in differences(defaults, tree).items()}
         if isinstance(config, SftConfig):  # verl's class of it reads the model's files, so resolve leaves it out
             ours |= {f"model.{key}": value for key, value in sft_sections(config, platform)["model"].items()}
         text = yaml.safe_dump(ours, sort_keys=True, width=10_000)  # no line break depends on the length of a folder
         text = text.replace(str(Path.cwd()), "<here>").replace(str(ROOT), "<checkout>")
         (folder / f"{path.stem}.yaml").write_text(text, encoding="utf-8")
-    (folder / DEFAULTS).write_text(json.dumps(fingerprints, indent=1) + "\n", encoding="utf-8")
+    (folder / "verl_defaults.json").write_text(json.dumps(fingerprints, indent=1) + "\n", encoding="utf-8")
     os.chdir(ROOT)
     os.rmdir(here)
 

@@ -1,6 +1,7 @@
-"""Write the reference of all keys of a configuration, configs/README.md, from the schema.
+"""Write the reference of all keys of a configuration, configs/README.md, from the schema. The words
+before its first section are written by hand.
 
-python -m tests.golden.reference     # writes what test_reference.py compares with
+python -m tests.golden.reference     # writes what tests/unit/golden compares with
 """
 
 from itertools import groupby
@@ -9,19 +10,10 @@ from pathlib import Path
 from retool_mcore.config.reference import Entry, reference
 
 README = Path(__file__).parents[2] / "configs" / "README.md"
-HEAD = """\
-# Settings of a run file
-
-`python -m tests.golden.reference` writes this page from the schema in `retool_mcore/config/`. Edit
-the schema, not this page. `retool config --explain train.mode` prints one key,
-`retool config --explain train` a section. You can set every key on the command line:
-`train.steps=100`. An unknown key is an error. Keys end in their units: `_tokens`, `_s` or `_mb`. Comments in
-the shipped files name the source of each value.
-"""
 
 
 def text() -> str:
-    parts = [HEAD]
+    parts = [README.read_text(encoding="utf-8").partition("\n## ")[0]]
     for section, entries in groupby(reference(), lambda entry: entry.section):
         whole = list(entries)
         abouts, keys = [each for each in whole if not each.kind], [each for each in whole if each.kind]
