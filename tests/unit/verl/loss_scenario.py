@@ -7,7 +7,7 @@ interpreter: its result's tokens are masked.
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.verl.keys import tree as keys
 
 RL = Path(__file__).parents[3] / "configs" / "rl_tiny_cpu.toml"
+KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
 LENGTHS_B = [3, 6, 1, 4]
 MASK_BT = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 1], [1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0]])
 TEXT_BT = torch.tensor([[1] * length + [0] * (6 - length) for length in LENGTHS_B])
@@ -50,6 +51,8 @@ ENGINE_BT = OLD_BT - TEXT_BT * torch.tensor(
     ]
 )
 REWARD_B = torch.tensor([1.0, -1.0, 0.5, 2.0])
+ADVANTAGE_B1 = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]])
+Ranks = Sequence[Sequence[Sequence[int]]]  # the rows of each micro-batch of each data-parallel rank
 
 
 defaults = cache(keys.ppo_defaults)  # composed once
@@ -75,35 +78,55 @@ def jagged(values_BT: torch.Tensor, rows: Sequence[int] = range(4)) -> torch.Ten
     return torch.nested.as_nested_tensor([values_BT[row, : LENGTHS_B[row]] for row in rows], layout=torch.jagged)
 
 
-def learn(
-    *settings: str, advantages_BT: torch.Tensor, mask_BT: torch.Tensor = MASK_BT, **columns_BT: torch.Tensor
-) -> tuple[float, torch.Tensor]:
+def learn(*settings: str, **columns_BT: torch.Tensor) -> tuple[float, torch.Tensor]:
     """verl's loss of one update and its gradient [B, T] by the new log-probabilities.
 
     In two micro-batches of unequal length, as a rank packs them: an update's loss is their sum.
     """
+    return update([[[1], [0, 2, 3]]], *settings, **columns_BT)[:2]
+
+
+def update(
+    ranks: Ranks, *settings: str, tokens: int = int(MASK_BT.sum()), **columns_BT: torch.Tensor
+) -> tuple[float, torch.Tensor, dict[str, float]]:
+    """Loss, gradient [B, T] and metrics of one update of ``tokens`` with the workers' loss.
+
+    Adds up micro-batches and ranks as verl's engine and worker do.
+    """
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.metric import Metric
+    from verl.utils.py_functional import append_to_dict
     from verl.workers.utils.losses import ppo_loss
 
-    config, new_BT = actor_config(*settings), (OLD_BT + MOVED_BT).requires_grad_()
-    total = torch.zeros(())
-    for rows in ([1], [0, 2, 3]):
-        columns = {"old_log_probs": OLD_BT, "advantages": advantages_BT, "response_mask": mask_BT, **columns_BT}
-        loss, _ = ppo_loss(config, {"log_probs": model_values(new_BT, rows)}, micro_batch(rows, **columns))
-        total = total + loss
+    from retool_mcore.verl.update_worker import divide_by_tokens, loss_of_micro_batch
+
+    new_BT, total, reports = (OLD_BT + MOVED_BT).requires_grad_(), torch.zeros(()), []
+    loss_function = loss_of_micro_batch(partial(ppo_loss, actor_config(*settings)))
+    columns = {"old_log_probs": OLD_BT, "advantages": ADVANTAGE_B1.expand(4, 6), "response_mask": MASK_BT}
+    for micro_batches in ranks:
+        report: dict[str, Any] = {}
+        for rows in micro_batches:
+            data = micro_batch(rows, len(ranks), **columns | columns_BT)
+            tu.assign_non_tensor(data, batch_num_tokens=tokens)
+            loss, metrics = loss_function(data=data, model_output={"log_probs": model_values(new_BT, rows)})
+            total = total + loss / len(ranks)  # gradients are averaged over ranks
+            append_to_dict(report, metrics)
+        reports.append(report)
+    names = [name for name, value in reports[0].items() if isinstance(value, Metric)]
+    means = {name: [Metric.aggregate_dp([report[name] for report in reports])] for name in names}
+    divide_by_tokens(means)
     (gradient_BT,) = torch.autograd.grad(total, new_BT)
-    return float(total), gradient_BT
+    return float(total), gradient_BT, {name: value for name, (value,) in means.items()}
 
 
 def micro_batch(rows: Sequence[int], ranks: int = 1, **columns_BT: torch.Tensor) -> Any:
-    """What verl's engine hands to a loss of ``rows`` of the update."""
+    """What verl's engine hands to a loss of ``rows`` of the update, after prompts of one token."""
     from verl.utils import tensordict_utils as tu
 
+    prompts = torch.nested.as_nested_tensor([torch.tensor([7])] * len(rows), layout=torch.jagged)
+    columns = {"responses": torch.full((4, 6), 8), **columns_BT}
     return tu.get_tensordict(
-        tensor_dict={
-            "prompts": jagged_prompts(len(rows)),
-            "responses": jagged(torch.full((4, 6), 8), rows),
-            **{name: jagged(column, rows) for name, column in columns_BT.items()},
-        },
+        tensor_dict={"prompts": prompts} | {name: jagged(column, rows) for name, column in columns.items()},
         non_tensor_dict={"dp_size": ranks, "batch_num_tokens": int(MASK_BT.sum()), "global_batch_size": 4},
     )
 
@@ -116,10 +139,6 @@ def model_values(new_BT: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return torch.cat([torch.cat([new_BT[row, : LENGTHS_B[row]], torch.tensor([-99.0])]) for row in rows])
 
 
-def jagged_prompts(rows: int) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.tensor([7])] * rows, layout=torch.jagged)
-
-
 def by_formula(objective: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, torch.Tensor]:
     """The negative of a paper's objective at the new log-probabilities [B, T], and its gradient."""
     new_BT = (OLD_BT + MOVED_BT).requires_grad_()
@@ -128,15 +147,19 @@ def by_formula(objective: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float
     return float(loss), gradient_BT
 
 
-def trained_on(patching: pytest.MonkeyPatch, *settings: str, **columns_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The columns [B, T] that a step makes for the update: advantages, mask, weights."""
+def scores() -> torch.Tensor:
+    """[B, T] the rewards, each on the last token of its response."""
     scores_BT = torch.zeros(4, 6)
     for row, length in enumerate(LENGTHS_B):
         scores_BT[row, length - 1] = REWARD_B[row]
-    columns = {"response_mask": MASK_BT, "rm_scores": scores_BT, "old_log_probs": OLD_BT}
+    return scores_BT
+
+
+def trained_on(patching: pytest.MonkeyPatch, *settings: str, **columns_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The columns [B, T] that a step makes for the update: advantages, mask, weights."""
+    columns = {"response_mask": MASK_BT, "rm_scores": scores(), "old_log_probs": OLD_BT}
     queue = Queue(patching, **columns | {"rollout_log_probs": ENGINE_BT, **columns_BT})
-    trainer = learning_trainer(*settings)
-    trainer.compute_advantages(batch(), {})
+    learning_trainer(*settings).compute_advantages(batch(), {})
     names = {name for row in queue.rows.values() for name in row}
     return {name: pad_sequence([queue.rows[key][name] for key in KEYS], batch_first=True) for name in names}
 
@@ -154,9 +177,6 @@ def learning_trainer(*settings: str) -> Any:
     trainer.updates_per_batch, trainer.use_critic = trainer._run.train.updates_per_step, False
     trainer.kl_ctrl_in_reward = core_algos.get_kl_controller(trainer.config.algorithm.kl_ctrl)
     return trainer
-
-
-KEYS = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"]
 
 
 class Queue:
@@ -178,11 +198,12 @@ class Queue:
         """Jagged columns; like verl's queue it leaves out what no row has."""
         from verl.utils import tensordict_utils as tu
 
-        known = [name for name in select_fields if name in self.rows[keys[0]]]
-        rows = {name: [self.rows[key][name] for key in keys] for name in known}
-        data = tu.get_tensordict(
-            {name: torch.nested.as_nested_tensor(rows[name], layout=torch.jagged) for name in known}, {}
-        )
+        columns: dict[str, torch.Tensor] = {}
+        for name in select_fields:
+            if name in self.rows[keys[0]]:
+                rows = [self.rows[key][name] for key in keys]
+                columns[name] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        data = tu.get_tensordict(columns, {})
         if "uid" in select_fields:
             tu.assign_non_tensor_stack(data, "uid", [key[0] for key in keys])
         return data

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from retool_mcore.verl.advantages import opo_advantages
 from tests.unit.verl.loss_scenario import (
+    ADVANTAGE_B1,
     ENGINE_BT,
     MASK_BT,
     OLD_BT,
@@ -24,7 +24,7 @@ from tests.unit.verl.loss_scenario import (
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 
-ADVANTAGE_B1 = torch.tensor([[0.8], [-1.5], [-0.6], [1.1]])
+Objective = Callable[[torch.Tensor], torch.Tensor]
 COUNT_B = MASK_BT.sum(1)
 CLIPS = ("algorithm.clip=[0.3, 0.4]",)
 
@@ -41,8 +41,15 @@ def surrogate(ratio: torch.Tensor, low: float = 0.3, high: float = 0.4) -> torch
     return torch.minimum(ratio * ADVANTAGE_B1, ratio.clamp(1 - low, 1 + high) * ADVANTAGE_B1)
 
 
-def token_mean(terms_BT: torch.Tensor) -> torch.Tensor:
-    return (terms_BT * MASK_BT).sum() / MASK_BT.sum()
+SUMS: dict[str, Objective] = {  # of every loss_agg: the objective [] of terms [B, T], by its full divisors
+    "token-mean": lambda terms_BT: (terms_BT * MASK_BT).sum() / MASK_BT.sum(),
+    "seq-mean-token-mean": lambda terms_BT: ((terms_BT * MASK_BT).sum(1) / COUNT_B).mean(),
+    "seq-mean-token-sum": lambda terms_BT: (terms_BT * MASK_BT).sum(1).mean(),
+    # Dr. GRPO, arXiv 2503.20783, Sec. 3.2: GRPO's sum over a response, without 1 / |o_i|. Its code
+    # divides by the constant budget of a response instead (Listing 1).
+    "seq-mean-token-sum-norm": lambda terms_BT: (terms_BT * MASK_BT).sum(1).mean() / 50,
+}
+token_mean = SUMS["token-mean"]
 
 
 def ppo(new_BT: torch.Tensor) -> torch.Tensor:
@@ -53,14 +60,6 @@ def dual_clip(new_BT: torch.Tensor) -> torch.Tensor:
     """Dual-clip PPO, arXiv 1912.09729, Eq. 5: what is worse counts at most 1.2 times."""
     terms_BT = surrogate((new_BT - OLD_BT).exp())
     return token_mean(torch.where(ADVANTAGE_B1 < 0, terms_BT.maximum(1.2 * ADVANTAGE_B1), terms_BT))
-
-
-def dr_grpo(new_BT: torch.Tensor) -> torch.Tensor:
-    """Dr. GRPO, arXiv 2503.20783, Sec. 3.2: GRPO's sum over a response, without 1 / |o_i|.
-
-    Its code divides by the constant budget of a response instead (Listing 1).
-    """
-    return ((surrogate((new_BT - OLD_BT).exp()) * MASK_BT).sum(1) / 50).mean()
 
 
 def gspo(new_BT: torch.Tensor) -> torch.Tensor:
@@ -79,14 +78,13 @@ def sapo(new_BT: torch.Tensor) -> torch.Tensor:
     """SAPO, arXiv 2511.20347, Eq. 5 and 6: a sigmoid gate of the ratio, by the advantage's sign."""
     tau_B1 = torch.where(ADVANTAGE_B1 > 0, 0.9, 1.3)
     gate_BT = torch.sigmoid(tau_B1 * ((new_BT - OLD_BT).exp() - 1)) * 4 / tau_B1
-    return ((gate_BT * ADVANTAGE_B1 * MASK_BT).sum(1) / COUNT_B).mean()
+    return SUMS["seq-mean-token-mean"](gate_BT * ADVANTAGE_B1)
 
 
 MEAN_OF_MEANS = "algorithm.loss_agg=seq-mean-token-mean"
-LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, ...]]] = {
+LOSSES: dict[str, tuple[Objective, tuple[str, ...]]] = {
     "ppo": (ppo, CLIPS),
     "dual_clip": (dual_clip, ("algorithm.clip=[0.3, 0.4, 1.2]",)),
-    "dr_grpo": (dr_grpo, (*CLIPS, "algorithm.loss_agg=seq-mean-token-sum-norm", "rollout.max_response_tokens=50")),
     "gspo": (gspo, ("algorithm.loss=gspo", MEAN_OF_MEANS, "algorithm.clip=[0.02, 0.03]")),
     "cispo": (cispo, ("algorithm.loss=cispo", *CLIPS)),
     "sapo": (sapo, ("algorithm.loss=sapo", MEAN_OF_MEANS, "algorithm.tau=[0.9, 1.3]")),
@@ -96,12 +94,12 @@ LOSSES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, ...]]
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_is_its_papers_also_over_masked_spans_and_micro_batches(name: str):
     formula, settings = LOSSES[name]
-    same(learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6)), by_formula(formula))
+    same(learn(*settings), by_formula(formula))
 
 
 INITIAL_BT = OLD_BT + 0.3 * torch.tensor([1.0, -2.0, 0.5, 1.0, -1.0, 2.0]) * (OLD_BT != 0)
 # Schulman, "Approximating KL divergence" (2020): d is log p - log p_initial of a sampled token.
-DIVERGENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+DIVERGENCES: dict[str, Objective] = {
     "k1": lambda d: d,
     "k2": lambda d: d**2 / 2,
     "k3": lambda d: torch.exp(-d) - 1 + d,
@@ -113,30 +111,28 @@ DIVERGENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("kind", DIVERGENCES)
 def test_the_divergence_in_the_loss_is_the_chosen_estimate(kind: str):
+    from verl.trainer.ppo.utils import need_reference_policy
+
     def objective(new_BT: torch.Tensor) -> torch.Tensor:
         return ppo(new_BT) - 0.25 * token_mean(DIVERGENCES[kind](new_BT - INITIAL_BT))
 
-    from verl.trainer.ppo.utils import need_reference_policy
-
     settings = (*CLIPS, "algorithm.kl_coef=0.25", f"algorithm.kl_type={kind}")
     assert need_reference_policy(tree(*settings)) and not need_reference_policy(tree(*CLIPS))
-    same(learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), ref_log_prob=INITIAL_BT), by_formula(objective))
+    same(learn(*settings, ref_log_prob=INITIAL_BT), by_formula(objective))
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 def test_the_divergence_may_be_taken_off_the_reward_instead(kind: str, monkeypatch: pytest.MonkeyPatch):
     settings = ("algorithm.kl_coef=0.25", f"algorithm.kl_type={kind}", "algorithm.kl_in=reward")
-    names = ("algorithm.name=rloo", *settings)
-    found_BT = trained_on(monkeypatch, *names, ref_log_prob=INITIAL_BT)["advantages"]
+    found_BT = trained_on(monkeypatch, "algorithm.name=rloo", *settings, ref_log_prob=INITIAL_BT)["advantages"]
     reward_B = REWARD_B - 0.25 * (DIVERGENCES[kind](OLD_BT - INITIAL_BT) * MASK_BT).sum(1)
-    expected_B = reward_B - reward_B[[1, 0, 3, 2]]  # RLOO's, of groups of two
-    torch.testing.assert_close(found_BT, expected_B[:, None] * MASK_BT)
-    plain = learn(*CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6))
-    same(learn(*settings, *CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6), ref_log_prob=INITIAL_BT), plain)
+    torch.testing.assert_close(found_BT, rloo_BT(reward_B))
+    same(learn(*settings, *CLIPS, ref_log_prob=INITIAL_BT), learn(*CLIPS))
 
 
-def in_pairs(values_B: torch.Tensor) -> torch.Tensor:
-    return values_B.reshape(2, 2)
+def of_group(values_B: torch.Tensor) -> torch.Tensor:
+    """[B] the sums of the values in the groups, which are pairs."""
+    return values_B.reshape(2, 2).sum(1).repeat_interleave(2)
 
 
 def whitened(values_BT: torch.Tensor) -> torch.Tensor:
@@ -144,26 +140,26 @@ def whitened(values_BT: torch.Tensor) -> torch.Tensor:
     return (values_BT - of_tokens_N.mean()) / of_tokens_N.std() * MASK_BT
 
 
-def rloo_BT() -> torch.Tensor:
+def rloo_BT(reward_B: torch.Tensor = REWARD_B) -> torch.Tensor:
     """RLOO, arXiv 2402.14740, Sec. 3.3: minus the mean reward of the others of the group."""
-    others_B = torch.tensor([-1.0, 1.0, 2.0, 0.5])
-    return (REWARD_B - others_B)[:, None] * MASK_BT
+    return (reward_B - reward_B[[1, 0, 3, 2]])[:, None] * MASK_BT
 
 
-def opo_BT() -> torch.Tensor:
+def opo_BT(mask_BT: torch.Tensor = MASK_BT) -> torch.Tensor:
     """OPO, arXiv 2505.23585, Eq. 9: the baseline is the mean reward weighted by length."""
-    baseline_G = in_pairs(COUNT_B * REWARD_B).sum(1) / in_pairs(COUNT_B).sum(1)
-    return (REWARD_B - baseline_G.repeat_interleave(2))[:, None] * MASK_BT
+    count_B = mask_BT.sum(1)
+    baseline_B = of_group(count_B * REWARD_B) / of_group(count_B).clamp(min=1)
+    return (REWARD_B - baseline_B)[:, None] * mask_BT
 
 
 def dr_grpo_BT() -> torch.Tensor:
     """Dr. GRPO, arXiv 2503.20783, Sec. 3.2: the reward minus the group's mean, no more."""
-    return (REWARD_B - in_pairs(REWARD_B).mean(1).repeat_interleave(2))[:, None] * MASK_BT
+    return (REWARD_B - of_group(REWARD_B) / 2)[:, None] * MASK_BT
 
 
 def grpo_BT() -> torch.Tensor:
     """GRPO, arXiv 2402.03300, Sec. 4.1.2: divided by the group's deviation."""
-    return dr_grpo_BT() / in_pairs(REWARD_B).std(1).repeat_interleave(2)[:, None]
+    return dr_grpo_BT() / REWARD_B.reshape(2, 2).std(1).repeat_interleave(2)[:, None]
 
 
 def reinforce_plus_plus_BT() -> torch.Tensor:
@@ -195,27 +191,15 @@ def test_advantages_are_their_papers(name: str, monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(found_BT, formula(), atol=1e-5, rtol=1e-5)
 
 
-def test_a_group_of_which_nothing_is_learnt_has_advantage_0_under_opo(monkeypatch: pytest.MonkeyPatch):
-    """Masked responses, and the rows that pad a batch in the place of dropped trajectories."""
-    mask_BT = MASK_BT * torch.tensor([[1], [1], [0], [0]])
+@pytest.mark.parametrize("in_loss", [[1, 1, 0, 0], [1, 0, 1, 1]])
+def test_opo_weighs_a_response_by_its_tokens_in_the_loss(in_loss: list[int], monkeypatch: pytest.MonkeyPatch):
+    """Masked responses, and the rows that pad a batch in the place of dropped trajectories, have no
+    gradient, so none of their reward is in a baseline. A whole group of them has advantage 0.
+    """
+    mask_BT = MASK_BT * torch.tensor(in_loss)[:, None]
     found_BT = trained_on(monkeypatch, "algorithm.name=opo", response_mask=mask_BT)["advantages"]
-    torch.testing.assert_close(found_BT, opo_BT() * mask_BT)
-    assert found_BT[:2].any()
-
-
-def test_a_response_alone_in_its_group_has_its_reward_as_advantage_under_opo():
-    rewards_BT = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, -1.0]])
-    found_BT, _ = opo_advantages(rewards_BT, torch.ones(3, 2), ["a", "b", "b"])
-    torch.testing.assert_close(found_BT, torch.tensor([[1.0, 1.0], [1.0, 1.0], [-1.0, -1.0]]))
-
-
-def test_opo_weighs_a_response_by_its_tokens_in_the_loss(monkeypatch: pytest.MonkeyPatch):
-    """A masked one has no gradient, so none of its reward is in the baseline of its group."""
-    mask_BT = MASK_BT * torch.tensor([[1], [0], [1], [1]])
-    found_BT = trained_on(monkeypatch, "algorithm.name=opo", response_mask=mask_BT)["advantages"]
-    assert not found_BT[:2].any(), "the first group's baseline is the one reward that is left"
-    torch.testing.assert_close(found_BT[2:], opo_BT()[2:])
-    assert opo_BT()[0].any()
+    torch.testing.assert_close(found_BT, opo_BT(mask_BT))
+    assert found_BT.any()
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.8)])
@@ -260,17 +244,17 @@ def test_weights_outside_two_bounds_are_zero_and_with_one_are_cut_to_it(
     torch.testing.assert_close(found["rollout_is_weights"], expected_BT)
     left_out = ~inside_BT & MASK_BT.bool()
     assert left_out.any() and not left_out.all()
-    weighted = learn(*CLIPS, advantages_BT=ADVANTAGE_B1.expand(4, 6), rollout_is_weights=found["rollout_is_weights"])
+    weighted = learn(*CLIPS, rollout_is_weights=found["rollout_is_weights"])
     same(weighted, by_formula(lambda new_BT: token_mean(expected_BT * surrogate((new_BT - OLD_BT).exp()))))
 
 
 # r is the engine's probability of a token over the trained weights'.
-ESTIMATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ESTIMATES: dict[str, Objective] = {
     "k1": lambda log_r: log_r,
     "k2": lambda log_r: log_r**2 / 2,
     "k3": lambda log_r: 1 / log_r.exp() - 1 + log_r,
 }
-OVER = {
+OVER: dict[str, Objective] = {
     "token": lambda each_BT: each_BT,
     "seq_sum": lambda each_BT: (each_BT * MASK_BT).sum(1, keepdim=True).expand(4, 6),
     "seq_mean": lambda each_BT: ((each_BT * MASK_BT).sum(1) / COUNT_B)[:, None].expand(4, 6),
@@ -285,12 +269,15 @@ REJECTIONS = [
 ]
 
 
-def kept(kind: str, low: float, high: float) -> torch.Tensor:
+def kept(kind: str, low: float, high: float, actor_BT: torch.Tensor = OLD_BT) -> torch.Tensor:
     over, _, estimate = kind.rpartition("_")
-    judged_BT = OVER[over](ESTIMATES[estimate](ENGINE_BT - OLD_BT))
+    judged_BT = OVER[over](ESTIMATES[estimate](ENGINE_BT - actor_BT))
     if estimate == "k1":
-        return (judged_BT >= math.log(low)) & (judged_BT <= math.log(high)) & MASK_BT.bool()
-    return (judged_BT <= high) & MASK_BT.bool()
+        kept_BT = (judged_BT >= math.log(low)) & (judged_BT <= math.log(high)) & MASK_BT.bool()
+    else:
+        kept_BT = (judged_BT <= high) & MASK_BT.bool()
+    assert 0 < int(kept_BT.sum()) < int(MASK_BT.sum())
+    return kept_BT
 
 
 @pytest.mark.parametrize(("kind", "low", "high"), REJECTIONS)
@@ -299,18 +286,8 @@ def test_what_engine_and_actor_disagree_on_is_rejected(
 ):
     settings = [f"algorithm.rejection={kind}", f"algorithm.rejection_bounds=[{low}, {high}]"]
     found = trained_on(monkeypatch, *settings)
-    expected_BT = kept(kind, low, high)
-    assert torch.equal(found["response_mask"].bool(), expected_BT)
-    assert 0 < int(expected_BT.sum()) < int(MASK_BT.sum())
-    assert torch.equal(found["advantages"] != 0, expected_BT), "no advantage where rejected"
-
-
-SUMS = {  # of every loss_agg: the objective [] of terms [B, T], by its full divisors
-    "token-mean": token_mean,
-    "seq-mean-token-mean": lambda terms_BT: ((terms_BT * MASK_BT).sum(1) / COUNT_B).mean(),
-    "seq-mean-token-sum": lambda terms_BT: (terms_BT * MASK_BT).sum(1).mean(),
-    "seq-mean-token-sum-norm": lambda terms_BT: (terms_BT * MASK_BT).sum(1).mean() / 50,
-}
+    assert torch.equal(found["response_mask"].bool(), kept(kind, low, high))
+    assert torch.equal(found["advantages"] != 0, kept(kind, low, high)), "no advantage where rejected"
 
 
 REJECTED_IN = [(kind, loss_agg) for kind in ("token_k2", "seq_max_k2") for loss_agg in SUMS]
@@ -325,34 +302,31 @@ def test_what_is_rejected_still_counts_in_every_mean(
     """Also where the loss itself rejects, with the engine's log-probabilities as the old ones."""
     high, agg = 0.35, (f"algorithm.loss_agg={loss_agg}", "rollout.max_response_tokens=50")
     settings = [*CLIPS, *agg, f"algorithm.rejection={kind}", f"algorithm.rejection_bounds=[0, {high}]"]
+    old_BT = ENGINE_BT if engines else OLD_BT
     if engines:
-        settings.append("algorithm.old_log_prob=rollout")
-        found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), old_log_probs=ENGINE_BT)
+        found = learn(*settings, "algorithm.old_log_prob=rollout", old_log_probs=ENGINE_BT)
     else:
         mask_BT = trained_on(monkeypatch, *settings)["response_mask"].long()
-        found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), mask_BT=mask_BT)
+        found = learn(*settings, response_mask=mask_BT)
 
     def objective(new_BT: torch.Tensor) -> torch.Tensor:
-        old_BT = ENGINE_BT if engines else OLD_BT
-        judged_BT = ESTIMATES["k2"](ENGINE_BT - (new_BT.detach() if engines else OLD_BT))
-        kept_BT = (OVER[kind.rpartition("_")[0]](judged_BT) <= high) & MASK_BT.bool()
-        assert 0 < int(kept_BT.sum()) < int(MASK_BT.sum())
+        kept_BT = kept(kind, 0, high, new_BT.detach() if engines else OLD_BT)
         return SUMS[loss_agg](kept_BT * surrogate((new_BT - old_BT).exp()))
 
     same(found, by_formula(objective))
 
 
-# With algorithm.old_log_prob = "rollout", a step of several updates compares each with the engine.
-ROLLOUT = ("train.mini_batch_prompts=3", "algorithm.old_log_prob=rollout")
-
-
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_importance_weights_in_the_loss_are_those_of_the_updates_own_weights(level: str):
+    """With algorithm.old_log_prob = "rollout", a step of several updates compares each with the
+    engine.
+    """
+
     def objective(new_BT: torch.Tensor) -> torch.Tensor:
         gap_BT = (new_BT.detach() - ENGINE_BT) * MASK_BT
         log_weight_BT = gap_BT if level == "token" else gap_BT.sum(1, keepdim=True).expand(4, 6)
         return token_mean(log_weight_BT.exp().clamp(max=2.0) * ADVANTAGE_B1 * new_BT)
 
-    settings = (*ROLLOUT, f"algorithm.importance_sampling={level}", "algorithm.importance_bounds=[0, 2.0]")
-    found = learn(*settings, advantages_BT=ADVANTAGE_B1.expand(4, 6), old_log_probs=ENGINE_BT)
+    settings = ("train.mini_batch_prompts=3", "algorithm.old_log_prob=rollout", "algorithm.importance_bounds=[0, 2.0]")
+    found = learn(*settings, f"algorithm.importance_sampling={level}", old_log_probs=ENGINE_BT)
     same(found, by_formula(objective))

@@ -14,26 +14,28 @@ import torch
 from tensordict import TensorDict
 
 from retool_mcore.config import RlConfig, load_config
+from retool_mcore.errors import RolloutError
 from retool_mcore.run import checkpoint
 from retool_mcore.run.checkpoint import complete_checkpoints
 from retool_mcore.run.signals import EndedBySignal
 from tests.unit.verl.loss_scenario import (
     ENGINE_BT,
     KEYS,
-    LENGTHS_B,
     MASK_BT,
     OLD_BT,
-    REWARD_B,
     RL,
     Queue,
     batch,
     learning_trainer,
+    scores,
+    trained_on,
 )
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 TRAINERS = {"sync": "ReToolTrainer", "partial_rollout": "ReToolPartialRolloutTrainer", "async": "ReToolAsyncTrainer"}
 MODES = {"sync": (), "partial_rollout": ("train.mode=partial_rollout",),
          "async": ("train.mode=async", "cluster.gpus_per_node=2", "rollout.gpus=1")}  # fmt: skip
+ENGINES = ("abort_replicas", "sleep_replicas", "update_weights", "resume_generation_replicas")
 
 
 class Run:
@@ -41,32 +43,33 @@ class Run:
 
     A step changes ``weights`` and consumes the oldest prompt of ``queue``; ``given`` counts the
     prompts that the data loader gave, one a step. In the modes with prompts in flight, one is in
-    the queue before the first step. ``at(part, step)`` is called in each part.
+    the queue before the first step, and enough for all steps if a step has several ``batches``.
+    ``at(part, step)`` is called in each part.
     """
 
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str, mode: str = "sync") -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, mode: str, batches: int) -> None:
         from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
         from retool_mcore.verl import step as module
 
         kind: Any = getattr(module, TRAINERS[mode])
         self.trainer: Any = object.__new__(kind)
-        self.weights, self.calls, self.keys = [0], list[str](), list[str]()
+        self.weights, self.calls, self.copies = [0], list[str](), list[str]()
         first = 0 if mode == "sync" else 1
-        self.queue, self.state = [1][:first], {"given": first}
+        self.queue, self.state = [1][:first] if batches == 1 else list(range(40)), {"given": first}
         self.at: Callable[[str, int], None] = lambda part, step: None
         trainer = self.trainer
-        words = [f"run.root={tmp_path}", "train.steps=9", "checkpoint.every_steps=4", *MODES[mode], *settings]
+        words = [f"run.root={folder}", "train.steps=9", "checkpoint.every_steps=4", *MODES[mode], *settings]
         trainer._run = load_config(RlConfig, RL, words)
         trainer._run.run.dir.mkdir(parents=True)
         trainer.config = SimpleNamespace(
-            data=SimpleNamespace(train_batch_size=12),
+            data=SimpleNamespace(train_batch_size=12 * batches),
             algorithm={},
             trainer=SimpleNamespace(test_freq=-1, critic_warmup=0),
         )
         trainer._saver = checkpoint.Saver(trainer._run, trainer._write_checkpoint)
         trainer.global_steps, trainer.total_training_steps, trainer.trainer_mode = 0, 9, kind.verl_mode
-        trainer.parameter_sync_step = trainer.updates_per_batch = 1
+        trainer.parameter_sync_step, trainer.updates_per_batch = batches, 1
         trainer.timing_raw, trainer.local_trigger_step = {}, 0
         trainer.use_critic, trainer.use_reference_policy = False, False
         trainer.curr_step_profile = trainer.prev_step_profile = False
@@ -78,10 +81,14 @@ class Run:
         trainer.detach_dead_engines, trainer.restart_lost_engines = lambda: None, list
         trainer.admit_engines = trainer.sleep_engines = lambda engines: None
         trainer.replace_dead_engines = trainer.compare_weights = lambda: None
-        engines = ("abort_replicas", "sleep_replicas", "update_weights", "resume_generation_replicas")
-        trainer.checkpoint_manager = SimpleNamespace(**{name: self._engines(name) for name in engines})
+        trainer.checkpoint_manager = SimpleNamespace(**{name: self.note(name) for name in ENGINES})
         trainer.standalone_checkpoint_manager = trainer.checkpoint_manager
-        trainer.replay_buffer = SimpleNamespace(sample=self._sample)
+        trainer.actor_rollout_wg = SimpleNamespace(
+            save_model_to_cpu=lambda n: self.copies.append(f"save {n}"),
+            restore_model_from_cpu=lambda n: self.copies.append(f"restore {n}"),
+            clear_cpu_model=lambda n: None,
+        )
+        trainer.replay_buffer = SimpleNamespace(sample=self._sample, while_waiting=trainer.while_sampling)
         trainer.train_dataloader = SimpleNamespace(state_dict=lambda: self.state)  # the same object, as it changes
         monkeypatch.setattr(module, "upsample_batch_to_divisible_size", lambda rows, multiple, eos: rows)
         monkeypatch.setattr(module, "mismatch_metrics", lambda rows: {})
@@ -92,19 +99,8 @@ class Run:
             monkeypatch.setattr(PPOTrainer, f"_compute_{part}", self._part(part))
         for role in ("critic", "actor"):
             monkeypatch.setattr(PPOTrainer, f"_update_{role}", self._part(role, updates=True))
-        (theirs,) = (
-            base for base in kind.__mro__ if base.__module__.startswith("verl.") and base.__base__ is PPOTrainer
-        )
-        monkeypatch.setattr(theirs, "on_init_end", lambda trainer: None)
-        from retool_mcore.verl import trainer as run_module
 
-        with monkeypatch.context() as fresh:  # no checkpoint was loaded, and there is no queue
-            fresh.setattr(run_module, "clear_orphans", lambda: None)
-            fresh.setattr(kind, "_find_restored_prompts", lambda trainer: None)
-            fresh.setattr(kind, "_resume_best", lambda trainer, step: None)
-            trainer.on_init_end()
-
-    def _engines(self, name: str) -> Callable[..., None]:
+    def note(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: self.calls.append(name)
 
     def _part(self, name: str, *, updates: bool = False) -> Callable[..., Any]:
@@ -113,7 +109,6 @@ class Run:
             self.at(name, trainer.global_steps)
             if updates:
                 self.weights.append(trainer.global_steps)
-            self.keys = rows.keys
             return rows
 
         return part
@@ -124,16 +119,14 @@ class Run:
         self.calls.append(f"submit {self.trainer.global_steps}")
 
     def _sample(self, step: int, partition: str, prompts: int) -> tuple[Any, dict[str, int]]:
-        from transfer_queue import KVBatchMeta
-
         assert (step, partition, prompts) == (self.trainer.global_steps, "train", 12)
         self.calls.append("sample")
         for _ in range(5):
             self.at("sample", step)
             self.trainer.replay_buffer.while_waiting()
         self.queue.pop(0)
-        finished = ["b_10_0", "b_2_0", "a_0_0"]  # in the order in which they finished
-        rows = KVBatchMeta(partition_id="train", keys=finished, tags=[{"seq_len": 5} for _ in finished], extra_info={})
+        rows = batch()
+        rows.tags = [{"seq_len": 5} for _ in rows.keys]
         return rows, {"rollout/dropped": 0, "rollout/refilled_prompts": 0}
 
     def _save(self) -> None:
@@ -145,28 +138,18 @@ class Run:
         torch.save(trainer.train_dataloader.state_dict(), folder / "data.pt")
         torch.save(self.queue, folder / "queue.pt")
 
-    def _fit(self, agent_loop_manager: Any) -> None:
+    def _fit(self, agent_loop_manager: Any, count: int = 9) -> None:
         trainer = self.trainer
-        for step in range(1, 10):
+        for step in range(1, count + 1):
             trainer.global_steps = step
-            self.at("begin", step)
             trainer.step({}, trainer.timing_raw)
             if step % 4 == 0:
                 trainer._save_checkpoint()
-                self.at("save", step)
             trainer.on_step_end()
-            self.at("sync", step)
 
     def steps(self, count: int) -> list[str]:
         """The calls of ``count`` steps."""
-
-        def stop(part: str, step: int) -> None:
-            if (part, step) == ("begin", count + 1):
-                raise StopIteration
-
-        self.at = stop
-        with pytest.raises(StopIteration):
-            self._fit(None)
+        self._fit(None, count)
         return self.calls
 
     def signalled(self, part: str, step: int, number: int = signal.SIGTERM, batch: int = 0) -> EndedBySignal:
@@ -191,69 +174,73 @@ class Run:
         return newest.step, (newest.path / "actor/weights").read_text(), given
 
 
+NewRun = Callable[..., Run]
+
+
+@pytest.fixture
+def new_run(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> NewRun:
+    def make(*settings: str, mode: str = "sync", batches: int = 1) -> Run:
+        return Run(tmp_path_factory.mktemp("run"), monkeypatch, settings, mode, batches)
+
+    return make
+
+
 LEARN = ["old_log_prob", "advantage", "actor"]
 
 
-def test_a_synchronous_step_sleeps_the_engines_while_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The next step's prompts are submitted right after the weights."""
-    step = ["sample", "sleep_replicas", *LEARN, "update_weights"]
-    run, looks = Run(tmp_path, monkeypatch), list[str]()
-    run.trainer.replace_dead_engines = lambda: looks.append("for dead engines")
-    assert run.steps(2) == ["submit 1", *step, "submit 2", *step, "submit 3"]
-    assert len(looks) == 10, "at each of five polls of a step"
+@pytest.mark.parametrize(
+    ("mode", "before", "after"),
+    [
+        ("sync", ["sleep_replicas"], ["update_weights"]),
+        ("partial_rollout", ["abort_replicas", "sleep_replicas"], ["update_weights", "resume_generation_replicas"]),
+    ],
+)
+def test_engines_sleep_while_a_step_learns(new_run: NewRun, mode: str, before: list[str], after: list[str]):
+    """In mode "sync" the next step's prompts are submitted right after the weights."""
+    run, step = new_run(mode=mode), ["sample", *before, *LEARN, *after]
+    calls = ["submit 1", *step, "submit 2", *step]
+    assert run.steps(2) == (calls if mode == "partial_rollout" else [*calls, "submit 3"])
     assert run.trainer.engine_version == 2, "a restarted engine gets the weights under this version"
+
+
+def test_a_step_looks_for_dead_engines_and_admits_new_ones_with_the_weights(new_run: NewRun):
+    run, looks = new_run(), list[str]()
+    run.trainer.replace_dead_engines = lambda: looks.append("for dead engines")
     before = ["detach_dead_engines", "restart_lost_engines", "sleep_engines"]
     after = ["admit_engines", "compare_weights"]
     for name in (*before, *after, "collect_engine_load"):
-        setattr(run.trainer, name, run._engines(name))
-    run.trainer._saver.poll = run._engines("publish")
-    run.calls.clear()
+        setattr(run.trainer, name, run.note(name))
+    run.trainer._saver.poll = run.note("publish")
+    run.queue = [1]
     run.trainer.on_step_begin()
     run.trainer.sample({})
-    assert run.calls == ["publish", "sample", "collect_engine_load", "detach_dead_engines", "sleep_replicas"]
-    run.calls.clear()
+    sampled = ["publish", "sample", "collect_engine_load", "detach_dead_engines", "sleep_replicas"]
+    assert run.calls == sampled and len(looks) == 5, "at each of five polls"
     run.trainer.on_step_end()
-    assert run.calls == [*before, "update_weights", *after], "the sync expects sleeping engines"
+    assert run.calls[5:] == [*before, "update_weights", *after, "submit 1"], "the sync expects sleeping engines"
 
 
-def test_a_validation_has_the_engines_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = Run(tmp_path, monkeypatch)
+def test_a_validation_has_the_engines_for_itself(new_run: NewRun):
+    run = new_run()
     run.trainer.config.trainer.test_freq = 2
     calls = run.steps(2)
     assert calls[-1] == "update_weights" and calls.count("submit 2") == 1, "step 3 submits its prompts itself"
-    run = Run(tmp_path / "last", monkeypatch)
+    run = new_run()
     run.trainer.total_training_steps = 2
     assert run.steps(2)[-1] == "update_weights", "no step follows the last one"
 
 
-def test_a_partial_rollout_aborts_requests_before_the_update_and_resumes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    step = ["sample", "abort_replicas", "sleep_replicas", *LEARN, "update_weights", "resume_generation_replicas"]
-    assert Run(tmp_path, monkeypatch, mode="partial_rollout").steps(2) == ["submit 1", *step, "submit 2", *step]
-
-
-def test_an_asynchronous_step_samples_and_learns_for_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_asynchronous_step_samples_and_learns_for_each_update(new_run: NewRun):
     """Its engines never sleep, and one weight sync ends the step."""
-    run = Run(tmp_path, monkeypatch, "train.mini_batch_prompts=6", mode="async")
-    run.trainer.parameter_sync_step, run.queue = 2, [1, 2, 3]
-    run.trainer.config.data.train_batch_size = 24
-    copies: list[str] = []
-    run.trainer.actor_rollout_wg = SimpleNamespace(
-        save_model_to_cpu=lambda n: copies.append(f"save {n}"),
-        restore_model_from_cpu=lambda n: copies.append(f"restore {n}"),
-        clear_cpu_model=lambda n: None,
-    )
+    run = new_run("train.mini_batch_prompts=6", mode="async", batches=2)
     assert run.steps(1) == ["submit 1", *(["sample", *LEARN] * 2), "update_weights"]
-    assert copies == ["save 0", "save 1", "restore 0", "restore 1"], "both batches compare with the step's start"
+    assert run.copies == ["save 0", "save 1", "restore 0", "restore 1"], "both batches compare with the step's start"
 
 
-def test_reference_and_critic_run_between_the_actors_pass_and_its_update(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_reference_and_critic_run_between_the_actors_pass_and_its_update(new_run: NewRun):
     from retool_mcore.verl.trainer import PHASES
 
-    run = Run(tmp_path, monkeypatch)
+    run = new_run()
     run.trainer.use_reference_policy = run.trainer.use_critic = True
     run.trainer.config.trainer.critic_warmup = 2  # verl's first step that trains the actor
     parts = [call for call in run.steps(2) if call not in ("sample", "sleep_replicas", "update_weights")]
@@ -262,72 +249,53 @@ def test_reference_and_critic_run_between_the_actors_pass_and_its_update(
     assert run.trainer.timing_raw.keys() >= {*PHASES} - {"reward", "save_checkpoint"}, "or their time counts as other"
 
 
-def test_rows_are_learned_from_in_an_order_that_does_not_hang_on_who_finished_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    run = Run(tmp_path, monkeypatch)
-    run.steps(1)
-    first = list(run.keys)
-    run = Run(tmp_path / "again", monkeypatch)
-    sample = run.trainer.replay_buffer.sample
+def test_rows_are_learned_from_in_an_order_that_does_not_hang_on_who_finished_first(new_run: NewRun):
+    trainer = new_run().trainer
 
-    def reversed_order(*given: Any) -> Any:
-        rows, counts = sample(*given)
-        rows.reorder([2, 1, 0])
-        return rows, counts
+    def order(keys: list[str], step: int = 0, number: int = 0) -> list[str]:
+        trainer.global_steps, trainer.local_trigger_step = step, number
+        rows = batch(keys)
+        rows.tags = [{"seq_len": 5} for _ in keys]
+        return trainer.assign(rows, {}).keys
 
-    run.trainer.replay_buffer.sample = reversed_order
-    run.steps(1)
-    assert run.keys == first and sorted(first) == ["a_0_0", "b_10_0", "b_2_0"]
+    first = order(["b_10_0", "b_2_0", "a_0_0"])
+    assert order(["a_0_0", "b_2_0", "b_10_0"]) == first and sorted(first) == ["a_0_0", "b_10_0", "b_2_0"]
     assert first.index("b_2_0") < first.index("b_10_0"), "sessions are numbers"
-    for number in ("global_steps", "local_trigger_step"):
-        orders: set[str] = set()
-        for value in range(8):
-            setattr(run.trainer, number, value)
-            rows = batch()
-            rows.tags = [{"seq_len": 5} for _ in rows.keys]
-            orders.add(str(run.trainer.assign(rows, {}).keys))
-        assert len(orders) > 1, "each batch of each step draws its own order"
+    assert len({str(order(KEYS, step=step)) for step in range(8)}) > 1, "each step draws its own order"
+    assert len({str(order(KEYS, number=number)) for number in range(8)}) > 1, "and each batch of it"
 
 
 # ---------------------------------------------------------------- ending on request
 
 
 @pytest.mark.parametrize(("part", "kept"), [("sample", 5), ("advantage", 5), ("actor", 6)])
-def test_a_step_without_an_update_is_stopped_and_another_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, kept: int
-):
-    run = Run(tmp_path, monkeypatch)
+def test_a_step_without_an_update_is_stopped_and_another_is_finished(new_run: NewRun, part: str, kept: int):
+    run = new_run()
     ended = run.signalled(part, 6)
     assert run.saved() == (kept, str(list(range(kept + 1))), kept), "prompts of the stopped step are given again"
-    assert ended.code == 143
-    assert ended.message == f"note: ended by SIGTERM: step {kept} is saved, and the same command resumes after it"
-    before = ["abort_replicas", "sleep_replicas"] if part == "sample" else []
-    if kept == 5:
-        assert run.calls[-1 - len(before) :] == [*before, "save 5"], "a save needs the devices that engines have"
-    else:
-        assert run.calls.count("save 6") == 1
+    assert ended.code == 143 and f"step {kept} is saved" in ended.message
+    assert run.calls.count(f"save {kept}") == 1
+    if part == "sample":
+        assert run.calls[-3:] == ["abort_replicas", "sleep_replicas", "save 5"], "a save needs the engines' devices"
 
 
-def test_the_critics_update_is_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = Run(tmp_path, monkeypatch)
+@pytest.mark.parametrize(("part", "kept"), [("values", 2), ("critic", 3)])
+def test_the_critics_update_is_the_first_one(new_run: NewRun, part: str, kept: int):
+    """The actor's update follows its critic's."""
+    run = new_run()
     run.trainer.use_critic = True
-    run.signalled("critic", 3)
-    assert run.saved() == (3, str([0, 1, 1, 2, 2, 3, 3]), 3), "the actor's update follows its critic's"
-    run = Run(tmp_path / "before", monkeypatch)
-    run.trainer.use_critic = True
-    run.signalled("values", 3)
-    assert run.saved()[0] == 2
+    run.signalled(part, 3)
+    assert run.saved() == (kept, str([0, 1, 1, 2, 2, 3, 3][: 2 * kept + 1]), kept)
 
 
 @pytest.mark.parametrize("mode", ["partial_rollout", "async"])
 @pytest.mark.parametrize(("part", "kept"), [("sample", 5), ("old_log_prob", 6)])
-def test_no_prompt_in_flight_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, part: str, kept: int):
+def test_no_prompt_in_flight_is_lost(new_run: NewRun, mode: str, part: str, kept: int):
     """What the loader gave was learned from or is in the queue that is saved.
 
     A step that has taken its batch out of the queue is finished.
     """
-    run = Run(tmp_path, monkeypatch, mode=mode)
+    run = new_run(mode=mode)
     run.signalled(part, 6)
     step, weights, given = run.saved()
     queue = torch.load(run.trainer._run.run.dir / f"checkpoints/global_step_{step}/queue.pt")
@@ -338,21 +306,9 @@ def test_no_prompt_in_flight_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert (run.calls[at - 2 : at] == ["abort_replicas", "sleep_replicas"]) == (mode == "partial_rollout")
 
 
-def test_after_the_save_no_step_begins_although_its_batch_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Prompts in flight may fill the queue before a step asks, and then nobody waits."""
-    run = Run(tmp_path, monkeypatch, mode="partial_rollout")
-    run.trainer.replay_buffer.while_waiting = lambda: None
-    run.signalled("actor", 3)
-    assert run.saved()[:2] == (3, "[0, 1, 2, 3]") and run.weights[-1] == 3
-
-
-def test_between_the_updates_of_a_step_nothing_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_between_the_updates_of_a_step_nothing_is_stopped(new_run: NewRun):
     """Mode "async" samples again within a step, when the weights are no step's any more."""
-    run = Run(tmp_path, monkeypatch, "train.mini_batch_prompts=6", mode="async")
-    run.trainer.parameter_sync_step, run.queue = 2, list(range(40))
-    run.trainer.config.data.train_batch_size = 24
-    copy = dict.fromkeys(("save_model_to_cpu", "restore_model_from_cpu", "clear_cpu_model"), lambda n: None)
-    run.trainer.actor_rollout_wg = SimpleNamespace(**copy)
+    run = new_run("train.mini_batch_prompts=6", mode="async", batches=2)
     ended = run.signalled("sample", 3, signal.SIGUSR1, batch=1)
     assert (ended.code, run.saved()[0]) == (143, 3)
 
@@ -365,121 +321,77 @@ def named(monkeypatch: pytest.MonkeyPatch, trainer: Any, steps: range) -> list[l
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     submitted: list[list[str]] = []
+
+    def submit(trainer: Any) -> None:
+        submitted.append([name for _ in range(2) for name in trainer._fetch_one_gen_batch()["uid"]])
+
     monkeypatch.setattr(PPOTrainer, "_fetch_one_gen_batch", lambda trainer: TensorDict({"raw": torch.zeros(2)}, 2))
-    monkeypatch.setattr(
-        PPOTrainer,
-        "prepare_step",
-        lambda trainer: submitted.append([name for _ in range(2) for name in trainer._fetch_one_gen_batch()["uid"]]),
-    )
+    monkeypatch.setattr(PPOTrainer, "prepare_step", submit)
     for trainer.global_steps in steps:
         trainer.prepare_step()
     return submitted
 
 
-def test_a_resumed_run_names_its_prompts_like_the_unbroken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from retool_mcore.verl import trainer as module
-
-    monkeypatch.setattr(module.tq, "kv_list", lambda partition: {})
-    unbroken = named(monkeypatch, Run(tmp_path, monkeypatch).trainer, range(1, 5))
-    assert unbroken[1] == [f"000002-0000{place}" for place in range(4)]
-    resumed: Any = Run(tmp_path / "resumed", monkeypatch).trainer
-    resumed.global_steps = 2
-    resumed._find_restored_prompts()
-    assert named(monkeypatch, resumed, range(3, 5)) == unbroken[2:]
+def names_of_step(step: int) -> list[str]:
+    return [f"00000{step}-0000{place}" for place in range(4)]
 
 
 @pytest.mark.parametrize(
     ("restored", "submitted"),
     [
-        ("000007-00011", [[f"000008-0000{place}" for place in range(4)]]),
-        ("000006-00011", [[f"00000{step}-0000{place}" for place in range(4)] for step in (7, 8)]),
+        ({}, [7, 8]),
+        ({"000007-00011": {"is_prompt": True}}, [8]),
+        ({"000006-00011": {"is_prompt": True}, "000007-00008_0_0": {"seq_len": 3}}, [7, 8]),
     ],
 )
-def test_a_step_that_repeats_one_has_its_prompts_in_the_queue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored: str, submitted: list[list[str]]
+def test_a_resumed_run_names_its_prompts_like_the_unbroken_one_and_fetches_none_again(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, restored: dict[str, Any], submitted: list[int]
 ):
     """Step 7 begins. A checkpoint of step 6 has prompts of step 6 at most; one of a run that was
-    ended in step 7 has those of step 7, and none is fetched again.
+    ended in step 7 has those of step 7.
     """
     from retool_mcore.verl import trainer as module
 
-    tags = {"000005-00009": {"is_prompt": True}, restored: {"is_prompt": True}, "000007-00008_0_0": {"seq_len": 3}}
-    monkeypatch.setattr(module.tq, "kv_list", lambda partition: {"train": tags})
-    trainer: Any = Run(tmp_path, monkeypatch).trainer
+    assert named(monkeypatch, new_run().trainer, range(1, 3)) == [names_of_step(1), names_of_step(2)]
+    monkeypatch.setattr(module.tq, "kv_list", lambda partition: {"train": restored})
+    trainer = new_run().trainer
     trainer.global_steps = 6
     trainer._find_restored_prompts()
-    assert named(monkeypatch, trainer, range(7, 9)) == submitted
+    assert named(monkeypatch, trainer, range(7, 9)) == [names_of_step(step) for step in submitted]
 
 
 # ---------------------------------------------------------------- what workers get
 
 
-def test_a_batch_with_dropped_trajectories_is_padded_to_whole_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_batch_with_dropped_trajectories_is_padded_to_whole_updates(new_run: NewRun, monkeypatch: pytest.MonkeyPatch):
     from retool_mcore.verl import step as module
 
-    run = Run(tmp_path, monkeypatch, "train.mini_batch_prompts=6", "rollout.group_size=4")
-    run.trainer.updates_per_batch = 2
-    multiples: list[int] = []
-
     def pad(rows: Any, multiple: int, eos: int) -> Any:
-        multiples.append(multiple)
-        raise StopIteration
+        raise StopIteration(multiple)
 
+    run = new_run("train.mini_batch_prompts=6", "rollout.group_size=4")
+    run.trainer.updates_per_batch = 2
     monkeypatch.setattr(module, "upsample_batch_to_divisible_size", pad)
-    with pytest.raises(StopIteration):
+    with pytest.raises(StopIteration, match=f"^{2 * 6 * 4}$"):
         run.trainer.step({}, {})
-    assert multiples == [2 * 6 * 4]
 
 
 def test_a_mean_over_responses_divides_by_trajectories_and_not_by_padding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ):
     """Two updates of four rows on two ranks; the second update lacks one trajectory of a group."""
-    from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     from retool_mcore.verl.update_worker import KEEP_LOG_PROBS, REAL_ROWS
 
-    run = Run(tmp_path, monkeypatch, "cluster.gpus_per_node=2")
+    run = new_run("cluster.gpus_per_node=2")
     run.trainer.updates_per_batch = 2
-    pads = {"pad_0_0"}
-    keys = ["a_0_0", "a_1_0", "c_0_0", "pad_0_0", "b_0_0", "b_1_0", "c_1_0", "d_0_0"]  # in the ranks' order
-    tags = [{"is_padding": key in pads} for key in keys]
-    rows = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
-    assert run.trainer.real_rows_of_updates(rows) == (4, 3)
+    rows = batch(["a_0_0", "a_1_0", "c_0_0", "pad_0_0", "b_0_0", "b_1_0", "c_1_0", "d_0_0"])  # in the ranks' order
+    rows.tags[3] = {"is_padding": True}
     for role in ("critic", "actor"):
         monkeypatch.setattr(PPOTrainer, f"_update_{role}", lambda trainer, rows, metrics: rows)
         options = getattr(run.trainer, f"update_{role}")(rows, {}).extra_info
         assert options[REAL_ROWS] == (4, 3) and not options.get(KEEP_LOG_PROBS)
-
-
-def test_a_worker_divides_each_update_by_its_own_trajectories(monkeypatch: pytest.MonkeyPatch):
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.engine_workers import TrainingWorker
-
-    from retool_mcore.verl.update_worker import REAL_ROWS, UpdateWorker
-
-    seen: list[int] = []
-
-    def update(worker: Any, data: Any) -> None:
-        seen.append(tu.get(data, "global_batch_size"))
-
-    def updates(worker: Any, data: Any) -> None:
-        for part in data.split(2):
-            tu.assign_non_tensor(part, global_batch_size=4)  # verl's: the rows, padding included
-            UpdateWorker.train_batch.__wrapped__(worker, part)
-
-    monkeypatch.setattr(TrainingWorker, "train_batch", update)
-    monkeypatch.setattr(TrainingWorker, "train_mini_batch", updates)
-    worker: Any = object.__new__(UpdateWorker)
-    worker.engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}]))
-    data = TensorDict({"row": torch.zeros(4)}, batch_size=4)
-    tu.assign_non_tensor(data, **{REAL_ROWS: (4, 3)})
-    UpdateWorker.train_mini_batch.__wrapped__(worker, data)
-    assert seen == [4, 3]
-
-
-# ------------------------------------------- the actor's log-probabilities of an update
 
 
 def test_with_the_engines_log_probs_the_mismatch_is_that_of_the_first_update(monkeypatch: pytest.MonkeyPatch):
@@ -508,10 +420,8 @@ def test_with_the_engines_log_probs_the_mismatch_is_that_of_the_first_update(mon
     assert later == {}
 
 
-def test_a_step_of_several_batches_counts_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = Run(tmp_path, monkeypatch, mode="async")
-    trainer, metrics = run.trainer, dict[str, Any]()
-    trainer.parameter_sync_step = 2
+def test_a_step_of_several_batches_counts_all_of_them(new_run: NewRun):
+    trainer, metrics = new_run(mode="async", batches=2).trainer, dict[str, Any]()
     batches = [
         {"rollout/dropped": 2, "rollout/refilled_prompts": 1, "actor/loss_tokens": 30.0, "actor/ppo_kl": 0.1},
         {"rollout/dropped": 5, "rollout/refilled_prompts": 0, "actor/loss_tokens": 10.0, "actor/ppo_kl": 0.3},
@@ -528,16 +438,8 @@ def test_a_reward_outside_of_the_loss_moves_to_the_last_token_in_the_loss(monkey
     """A response that was cut inside a tool's output ends outside of the loss."""
     mask_BT = MASK_BT.clone()
     mask_BT[0, 1:] = 0  # of three tokens the last two are a tool's
-    scores_BT = torch.zeros(4, 6)
-    for row, length in enumerate(LENGTHS_B):
-        scores_BT[row, length - 1] = REWARD_B[row]
-    columns = {
-        "response_mask": mask_BT,
-        "rm_scores": scores_BT,
-        "old_log_probs": OLD_BT,
-        "rollout_log_probs": ENGINE_BT,
-    }
-    columns["values"] = torch.zeros(4, 6)  # of PPO's critic
+    columns = {"response_mask": mask_BT, "rm_scores": scores(), "old_log_probs": OLD_BT}
+    columns |= {"rollout_log_probs": ENGINE_BT, "values": torch.zeros(4, 6)}  # the values are of PPO's critic
     for name, learns in (("ppo", True), ("reinforce_plus_plus", True), ("grpo", False)):
         queue = Queue(monkeypatch, **columns)
         learning_trainer(f"algorithm.name={name}").compute_advantages(batch(), {})
@@ -545,3 +447,27 @@ def test_a_reward_outside_of_the_loss_moves_to_the_last_token_in_the_loss(monkey
         assert float(queue.rows["a_0_0"]["rm_scores"].sum()) == 1.0
     returns = queue.rows["a_0_0"]["advantages"]
     assert returns[0] != 0 and not returns[1:].any(), "GRPO spreads the sum over the tokens in the loss"
+
+
+# ------------------------------------------------------------- nothing to learn from
+
+
+def test_a_step_of_which_nothing_is_left_to_learn_from_ends_the_run(monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl.replay import require_learnable
+
+    trainer = learning_trainer('algorithm.mask=["truncated"]')
+    trainer.assign = lambda rows, metrics: rows
+    Queue(monkeypatch, response_mask=torch.zeros_like(MASK_BT))
+    with pytest.raises(RolloutError, match=r'step 3 has a token .*: algorithm\.mask = \["truncated"\] excluded all'):
+        trainer.learn(batch(), {})
+    Queue(monkeypatch, response_mask=MASK_BT * torch.tensor([[1], [0], [0], [0]]))
+    rows = batch()
+    rows.tags[3] = {"is_padding": True}
+    assert require_learnable(rows, 3, "x") == pytest.approx(2 / 3), "of the three that are no padding"
+
+
+@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])
+def test_rejection_of_everything_ends_the_run_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch):
+    settings = (f"algorithm.name={name}", "algorithm.rejection=seq_max_k2", "algorithm.rejection_bounds=[0, 1e-9]")
+    with pytest.raises(RolloutError, match=r'step 3 has a token.* algorithm.rejection = "seq_max_k2" excluded all'):
+        trained_on(monkeypatch, *settings)
