@@ -7,10 +7,10 @@ import logging
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms.call_end import TABLE, TURN_TOKENS
 from retool_mcore.rollout.engine import Sampling, TurnRequest
@@ -32,15 +32,10 @@ def turn(reason: str, token_ids: list[int], log_probs: list[float] | None, *how:
 
     from retool_mcore.verl.agent_loop import VerlEngine
 
-    asked: list[dict[str, Any]] = []
-
-    class Client:
-        async def generate(self, **request: Any) -> TokenOutput:
-            asked.append(request)
-            extra = {"min_global_steps": 3, "max_global_steps": 5, "num_cached_tokens": 2}
-            return TokenOutput(token_ids=token_ids, log_probs=log_probs, stop_reason=reason, extra_fields=extra)
-
-    return [asyncio.run(VerlEngine(Client(), *how, **seeds).generate(REQUEST)), *asked]
+    extra = {"min_global_steps": 3, "max_global_steps": 5, "num_cached_tokens": 2}
+    answer = TokenOutput(token_ids=token_ids, log_probs=log_probs, stop_reason=reason, extra_fields=extra)
+    client = mock.AsyncMock(**{"generate.return_value": answer})
+    return [asyncio.run(VerlEngine(client, *how, **seeds).generate(REQUEST)), client.generate.call_args.kwargs]
 
 
 def test_a_request_has_each_number_under_its_own_name():
@@ -57,19 +52,19 @@ def test_a_request_has_each_number_under_its_own_name():
 @pytest.mark.parametrize(
     ("nodes", "processes", "of_node", "of_process"),
     [
-        (1, 4, (16, 12), (4, 4)), (1, 8, (4, 0), (1, 0)),
-        (2, 5, (16, 40), (5, 13)),  # the node of three processes has no more than the node of two
+        (1, 4, {"workers": 16, "sessions": 12}, (4, 4)),
+        (1, 8, {"workers": 4, "sessions": 0}, (1, 0)),
+        (2, 5, {"workers": 16, "sessions": 40}, (5, 13)),  # the node of three has no more than the node of two
     ],
-)  # fmt: skip
+)
 def test_a_nodes_processes_share_its_interpreters_and_its_sessions(
-    nodes: int, processes: int, of_node: Any, of_process: Any, monkeypatch: pytest.MonkeyPatch
+    nodes: int, processes: int, of_node: dict[str, Any], of_process: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """Workers and sessions: at least one of the first, and never fewer of the second than of it."""
     from retool_mcore.verl import agent_loop
 
-    settings = load_config(RlConfig, RL, []).sandbox
-    sandbox = settings.model_copy(update={"workers": of_node[0], "sessions": of_node[1], "min_level": "none"})
     rollout = SimpleNamespace(tool=True, agent_workers=processes)
+    sandbox = load_config(RlConfig, RL).sandbox.model_copy(update=of_node | {"min_level": "none"})
     config = SimpleNamespace(cluster=SimpleNamespace(nodes=nodes), rollout=rollout, sandbox=sandbox)
     opened: list[dict[str, Any]] = []
     monkeypatch.setattr(agent_loop, "settings_of_run", lambda path: config)
@@ -100,11 +95,9 @@ def test_a_turn_keeps_its_tokens_and_why_it_stopped(
 def test_a_response_that_found_no_room_is_truncated_too():
     from retool_mcore.verl.agent_loop import is_masked
 
-    algorithm, row = (
-        load_config(RlConfig, RL, ['algorithm.mask=["truncated"]']).algorithm,
-        SimpleNamespace(has_void_turn=False),
-    )
-    masked = [row.stop_reason for row.stop_reason in StopReason if is_masked(algorithm, cast("Any", row))]
+    algorithm = load_config(RlConfig, RL, ['algorithm.mask=["truncated"]']).algorithm
+    row: Any = SimpleNamespace(has_void_turn=False)
+    masked = [row.stop_reason for row.stop_reason in StopReason if is_masked(algorithm, row)]
     assert masked == [StopReason.LENGTH, StopReason.NO_ROOM]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +10,13 @@ from unittest import mock
 
 import pytest
 
-pytest.importorskip("verl", reason="verl is not installed")
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.errors import RunError
 from tests.unit.verl.loss_scenario import RL
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
+SYNC = ("remove_replicas", "add_replicas", "update_weights", "abort_replicas", "sleep_replicas",
+        "resume_generation_replicas")  # fmt: skip
 
 
 class Replica:
@@ -32,42 +32,31 @@ class Replica:
         self.server_handle, self.server_address = f"new handle {self.replica_rank}", f"new address {self.replica_rank}"
 
 
-class Remote:
-    """Ray's call of a method, which notes what it was called with."""
-
-    def __init__(self, name: str, calls: list[Any]) -> None:
-        self._name, self._calls = name, calls
-
-    def remote(self, *given: Any) -> None:
-        self._calls.append((self._name, *given))
-
-
 def trainer_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: list[Replica], *, restarts: int) -> Any:
-    """One of three engines' trainers; ``calls`` is all that is done to them, in order."""
+    """A trainer of these engines; ``calls`` is all that is done to them, in order."""
     from retool_mcore.verl import engines
 
     class Trainer(engines.EngineManager):
         calls: list[Any]
         on_sample_end = on_step_end = lambda self: None  # verl's trainers have them
 
+    def note(name: str) -> Any:
+        return lambda *given: trainer.calls.append((name, *given))
+
     monkeypatch.setattr(engines.ray, "get", lambda value: value)
     trainer: Any = object.__new__(Trainer)
-    settings = [f"run.root={tmp_path}", f"train.max_engine_restarts={restarts}"]
-    trainer._run = load_config(RlConfig, RL, settings)
-    calls: list[Any] = []
-    balancer = SimpleNamespace(**{name: Remote(name, calls) for name in ("add_servers", "remove_servers")})
+    trainer._run = load_config(RlConfig, RL, [f"run.root={tmp_path}", f"train.max_engine_restarts={restarts}"])
+    balancer = {name: SimpleNamespace(remote=note(name)) for name in ("add_servers", "remove_servers")}
     trainer.llm_server_manager = SimpleNamespace(
         rollout_replicas=replicas,
         server_handles=[each.server_handle for each in replicas],
         server_addresses=[each.server_address for each in replicas],
-        global_load_balancer=balancer,
+        global_load_balancer=SimpleNamespace(**balancer),
     )
-    note = {name: Remote(name, calls).remote for name in ("remove_replicas", "add_replicas", "update_weights")}
-    plain = ("abort_replicas", "sleep_replicas", "resume_generation_replicas")
-    trainer.checkpoint_manager = SimpleNamespace(**note, **{name: Remote(name, calls).remote for name in plain})
-    trainer.actor_rollout_wg = SimpleNamespace(forget_engines=Remote("forget_engines", calls).remote)
+    trainer.checkpoint_manager = SimpleNamespace(**{name: note(name) for name in SYNC})
+    trainer.actor_rollout_wg = SimpleNamespace(forget_engines=note("forget_engines"))
     trainer.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name="sglang")))
-    trainer._lost, trainer.engine_version, trainer.calls = [], 7, calls
+    trainer._lost, trainer.engine_version, trainer.calls = [], 7, []
     return trainer
 
 
@@ -117,91 +106,44 @@ def test_a_start_that_fails_counts_and_is_tried_again_up_to_the_limit(tmp_path: 
         trainer.restart_lost_engines()
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any, max_retry_s: float = 60.0) -> Any:
-    """What our client makes of what verl's gives at each attempt; pauses take no time."""
-    from verl.workers.rollout.llm_server import LLMServerClient
-
-    from retool_mcore.verl import engines
-
-    left = list(answers)
-
-    async def generate(self: Any, request_id: str, **request: Any) -> Any:
-        assert (request_id, request) == ("t", {"prompt_ids": [1]})
-        answer = left.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(LLMServerClient, "generate", generate)
-    monkeypatch.setattr(engines, "PAUSE_S", (0.0, 0.0))
-    client: Any = object.__new__(engines.EngineClient)
-    client.max_retry_s = max_retry_s
-    return asyncio.run(client.generate("t", prompt_ids=[1]))
-
-
 def test_a_request_waits_for_an_engine_that_died_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch):
     from ray.exceptions import RayActorError, RayTaskError
+    from verl.workers.rollout.llm_server import LLMServerClient
     from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-    from retool_mcore.verl.engines import MAX_RETRY_S, EngineClient, is_retryable
+    from retool_mcore.verl import engines
 
     with pytest.raises(RuntimeError) as empty:
         GlobalRequestLoadBalancer({}).acquire_server("t")
     none_now = RayTaskError("acquire", "the way through Ray", empty.value)
     refused = RayTaskError("generate", "the way through Ray", ValueError("the request is too long"))
-    assert asked(monkeypatch, RayActorError(), none_now, "tokens") == "tokens"
-    with pytest.raises(RayTaskError):
-        asked(monkeypatch, refused, "never asked for")
-    with pytest.raises(RayActorError):
-        asked(monkeypatch, RayActorError(), "too late", max_retry_s=0.0)
     dead = "The actor died.\n\tclass_name: {}\n\tactor_id: 1"
-    died = [
-        RayActorError(error_msg=dead.format(name)) for name in ("MeasuredServer", GlobalRequestLoadBalancer.__name__)
-    ]
-    assert [is_retryable(each) for each in died] == [True, False], "nothing restarts the router"
-    assert EngineClient.max_retry_s == MAX_RETRY_S >= 3600, "an engine may come back after the update that it died in"
+    names = ("MeasuredServer", GlobalRequestLoadBalancer.__name__)
+    died, router_died = (RayActorError(error_msg=dead.format(name)) for name in names)
+    found = [engines.is_retryable(error) for error in (died, none_now, router_died, refused)]
+    assert found == [True, True, False, False], "nothing restarts the router"
+    client: Any = object.__new__(engines.EngineClient)
+    verls = mock.AsyncMock(side_effect=[died, none_now, "tokens", refused])
+    monkeypatch.setattr(LLMServerClient, "generate", verls)
+    monkeypatch.setattr(engines, "PAUSE_S", (0.0, 0.0))
+    assert asyncio.run(client.generate("t", prompt_ids=[1])) == "tokens"
+    assert verls.await_args_list == [mock.call("t", prompt_ids=[1])] * 3
+    with pytest.raises(RayTaskError):
+        asyncio.run(client.generate("t", prompt_ids=[1]))
 
 
-def test_the_router_that_started_early_gets_the_engines_and_replaces_verls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    trainer = trainer_of(tmp_path, monkeypatch, [Replica(0), Replica(1)], restarts=1)
-    verls, early = trainer.llm_server_manager.global_load_balancer, SimpleNamespace()
-    trainer.use_early_router()
-    assert trainer.llm_server_manager.global_load_balancer is verls, "a user's router stays"
-    early.add_servers = Remote("add_servers", trainer.calls)
-    trainer._router = early
-    trainer.use_early_router()
-    assert trainer.llm_server_manager.global_load_balancer is early
-    assert trainer.calls == [("add_servers", {"address 0": "handle 0", "address 1": "handle 1"})]
+def test_an_export_of_the_actor_claims_no_fp8_of_its_engine(monkeypatch: pytest.MonkeyPatch):
+    """verl's adapter writes the engine's precision into the configuration that both share."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker
 
+    from retool_mcore.verl.workers import SavingActorWorker
 
-def test_a_server_starts_early_for_each_engine_and_for_no_gpu_that_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    made: list[int] = []
-    servers = SimpleNamespace(create_servers=made.append)
-    monkeypatch.setitem(sys.modules, "retool_mcore.verl.sglang_server", servers)
-    trainer = trainer_of(tmp_path, monkeypatch, [], restarts=1)
-    trainer._run = load_config(RlConfig, RL, ["train.mode=async", "cluster.gpus_per_node=6", "rollout.gpus=4"])
-    sizes = {f"{part}_parallel_size": size for part, size in (("tensor_model", 2), ("data", 1), ("pipeline_model", 1))}
-    trainer.config.actor_rollout_ref.rollout = SimpleNamespace(name="sglang", **sizes)
-    trainer.start_engines()
-    assert made == [2]
-
-
-def test_a_server_is_dead_when_its_pending_call_fails_and_not_when_the_network_does(monkeypatch: pytest.MonkeyPatch):
-    from ray.exceptions import ActorUnavailableError, RayActorError
-
-    from retool_mcore.verl import engines
-
-    def get(call: Exception) -> None:
-        raise call
-
-    monkeypatch.setattr(engines.ray, "wait", lambda calls, timeout: [[call for call in calls if call != "pending"]])
-    monkeypatch.setattr(engines.ray, "get", get)
-    alive, other, death = mock.Mock(), mock.Mock(), RayActorError()
-    alive.until_it_dies.remote = iter(["pending"]).__next__  # it is called once
-    other.until_it_dies.remote = iter([ActorUnavailableError("a cable", None), death]).__next__
-    watch = engines.ServerWatch()
-    assert [watch.death([alive, other]) for _ in range(2)] == [None, death]
+    shared = SimpleNamespace(hf_config=SimpleNamespace(quantization_config={"quant_method": "fp8"}, vocab_size=7))
+    worker: Any = object.__new__(SavingActorWorker)
+    worker.actor, adapter = None, SimpleNamespace(model_config=shared, _engine="the address of a server that died")
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: setattr(self, "rollout", adapter))
+    worker.init_model()
+    assert vars(shared.hf_config) == {"vocab_size": 7}
+    assert adapter.model_config.hf_config.quantization_config == {"quant_method": "fp8"}
+    worker.forget_engines()
+    assert adapter._engine is None

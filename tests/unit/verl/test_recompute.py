@@ -1,45 +1,15 @@
 """memory.recompute = "auto": the number of layers, and the token budget of a batch."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from retool_mcore.config import Memory, RlConfig, load_config
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.check import check_recompute
-from retool_mcore.model.shape import layers_to_recompute, shape_of_config, token_memory
+from retool_mcore.model.shape import PUBLISHED, layers_to_recompute, token_memory
 from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
 from retool_mcore.verl.recompute import set_budget
 
-QWEN_7B = shape_of_config(
-    {
-        "hidden_size": 3584,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "vocab_size": 152064,
-    }
-)
-
-
-@given(
-    tokens=st.integers(1, 40_000),
-    budget=st.integers(1, 20_000),
-    layers=st.integers(1, 80),
-    other_memory=st.floats(0, 20),
-    input_share=st.floats(0, 0.5),
-)
-def test_the_memory_stays_that_of_a_full_budget(
-    tokens: int, budget: int, layers: int, other_memory: float, input_share: float
-):
-    def memory(tokens: int, recomputed: int) -> float:
-        return tokens * (layers - recomputed * (1 - input_share) + other_memory)
-
-    wanted = layers_to_recompute(tokens, budget, layers, other_memory=other_memory, input_share=input_share)
-    assert memory(tokens, wanted) <= memory(budget, 0) * (1 + 1e-9) or tokens <= budget
-    if wanted:  # one layer less would not do
-        assert memory(tokens, wanted - 1) > memory(budget, 0) * (1 - 1e-9)
+QWEN_7B = PUBLISHED["Qwen2.5-7B"]
 
 
 def test_a_7b_model_recomputes_only_what_a_long_sequence_needs():
@@ -52,17 +22,18 @@ def test_a_7b_model_recomputes_only_what_a_long_sequence_needs():
 
 
 def test_of_an_rl_run_the_longest_response_counts():
-    path = "configs/rl_qwen2.5_7b_h200x8.toml"
-    layout = ("parallel.tp=1", "parallel.cp=1", "parallel.pp=1")
+    def check(tokens: int, recompute: str = "auto") -> None:
+        layout = ("parallel.tp=1", "parallel.cp=1", "parallel.pp=1")
+        settings = (*layout, f"train.micro_batch_tokens={tokens}", f"memory.recompute={recompute}")
+        check_recompute(load_config(RlConfig, "configs/rl_qwen2.5_7b_h200x8.toml", settings), QWEN_7B)
+
     with pytest.raises(ConfigError, match=r"max_response_tokens = 18432 does not fit .* = 8192 tokens\. .* \"auto\""):
-        load_config(RlConfig, path, [*layout, "train.micro_batch_tokens=8192", "memory.recompute=full"])
-    settings = [*layout, "memory.recompute=auto"]
-    check_recompute(load_config(RlConfig, path, [*settings, "train.micro_batch_tokens=8192"]), QWEN_7B)
+        check(8192, "full")
+    check(8192)
     message = r"max_response_tokens = 18432: .* = 2048 without recomputation\. Raise train\.micro_batch_tokens to (\d+)"
     with pytest.raises(ConfigError, match=message) as error:
-        check_recompute(load_config(RlConfig, path, [*settings, "train.micro_batch_tokens=2048"]), QWEN_7B)
-    least = int(str(error.value).partition("Raise train.micro_batch_tokens to ")[2].partition(",")[0])
-    check_recompute(load_config(RlConfig, path, [*settings, f"train.micro_batch_tokens={least}"]), QWEN_7B)
+        check(2048)
+    check(int(str(error.value).partition("Raise train.micro_batch_tokens to ")[2].partition(",")[0]))
 
 
 @pytest.mark.parametrize(
@@ -95,4 +66,3 @@ def test_only_auto_takes_workers_that_recompute(verl_on_cpu: None):
         assert (chosen.actor_worker_cls, chosen.ref_worker_cls) == (RecomputingWorker, RecomputingWorker)
         assert worker_class(verls, Memory(recompute="full")).actor_worker_cls is UpdateWorker
     assert issubclass(worker_class(TrainingWorker, Memory(recompute="auto")), RecomputingWorker)
-    assert not issubclass(worker_class(TrainingWorker, Memory()), RecomputingWorker)
