@@ -14,7 +14,7 @@ from retool_mcore.config import EvaluationConfig, RlConfig, load_config
 from retool_mcore.platforms import get_platform
 from retool_mcore.train.dry_run import differences
 from retool_mcore.verl.keys.rollout import engine_args, write_settings
-from retool_mcore.verl.keys.tree import check_ppo_tree, ppo_keys, ppo_tree
+from retool_mcore.verl.keys.tree import check_ppo_tree, ppo_keys
 from tests.unit.verl.loss_scenario import RL, tree
 
 pytestmark = pytest.mark.usefixtures("verl_on_cpu")
@@ -36,13 +36,6 @@ def test_a_setting_reaches_its_keys_of_verl_and_the_engine_of_every_role(case: d
     assert [engine for engine in others if engine] == [actor] * second
     if "algorithm.name=ppo" not in words:  # verl's check of a critic reads the model's files
         check_ppo_tree(tree(*words))
-
-
-def test_a_run_resumes_from_the_folder_that_was_chosen():
-    config, cpu = load_config(RlConfig, RL), get_platform("cpu")
-    first, resumed = (ppo_tree(config, cpu, resume).trainer for resume in (None, Path("a/global_step_2")))
-    assert (first.resume_mode, resumed.resume_mode) == ("disable", "resume_path")
-    assert resumed.resume_from_path == str(Path("a/global_step_2").absolute())
 
 
 def test_groups_are_filtered_by_answers_and_not_by_shaped_rewards(tmp_path: Path):
