@@ -1,6 +1,5 @@
 """A run's folder is read once; a damaged one gives one error; its state and next command."""
 
-import json
 import os
 import shlex
 import shutil
@@ -18,44 +17,43 @@ from retool_mcore.run.progress import MetricsFile
 from tests.unit.report.generated import NOW_S, QUICKSTART, steps, write_rows, write_run
 
 
-def test_a_real_run_is_read_with_all_that_it_left():
-    run = read_run(QUICKSTART / "tool_rl")
+def state(folder: Path) -> State:
+    return state_of(read_run(folder))
+
+
+def test_a_real_run_is_read_with_all_that_it_left_and_its_export_is_evaluated_next():
+    folder = QUICKSTART / "tool_rl"
+    run = read_run(folder)
     assert (run.kind, run.name, run.step, run.steps) == ("rl", "tool_rl", 24, 24)
     assert run.checkpoints == [16, 24] and run.exported
     assert [stage for stage, _ in run.begun][:2] == ["checks", "ray"]
     assert run.series("accuracy")[0] == (1, 0.34375)
     assert run.setting("rollout.group_size") == 8 and run.setting("no.such", 3) == 3
-    assert read_run(QUICKSTART / "sft").kind == "sft"
+    found = state_of(run)
+    assert (found.name, found.stage) == ("ended", "exported")
+    words = ["retool", "eval", f"{folder}/config.toml", "--model", f"tool_rl={folder}/export", "--out"]
+    assert shlex.split(found.next_command) == [*words, f"{folder}/eval"]
+    assert state(QUICKSTART / "sft").next_command == f"retool rl CONFIG model.path={QUICKSTART / 'sft' / 'export'}"
 
 
-DAMAGES = {
-    "no TOML": ("config.toml", b"[run\n", "cannot be read as a run's settings"),
-    "a foreign TOML": ("config.toml", b"[project]\nname = 'x'\n", "has no settings of a run"),
-    "steps in words": ("config.toml", b"[run]\nname='a'\n[train]\nsteps='many'\n", "has no settings of a run"),
-    "a broken row": ("metrics.jsonl", b'{"step": 1}\n{"st\n{"step": 3}\n', r"metrics.jsonl, line 2, is not JSON"),
-    "a step that is no number": ("metrics.jsonl", b'{"step": NaN}\n', "line 1, is not a row of metrics"),
-    "a row of texts": ("metrics.jsonl", b'{"step": 1, "loss": "low"}\n', "line 1, is not a row of metrics"),
-    "stages of another kind": ("start.jsonl", b'{"name": 1}\n', "start.jsonl is damaged"),
-    "stages in bytes": ("start.jsonl", b"\xff\n", "start.jsonl is damaged"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_named_in_one_error(tmp_path: Path, damage: str):
-    file, content, message = DAMAGES[damage]
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.toml", b"[run\n", "cannot be read as a run's settings"),
+        ("config.toml", b"[project]\nname = 'x'\n", "has no settings of a run"),
+        ("config.toml", b"[run]\nname='a'\n[train]\nsteps='many'\n", "has no settings of a run"),
+        ("metrics.jsonl", b'{"step": 1}\n{"st\n{"step": 3}\n', r"metrics.jsonl, line 2, is not JSON"),
+        ("metrics.jsonl", b'{"step": NaN}\n', "line 1, is not a row of metrics"),
+        ("metrics.jsonl", b'{"step": 1, "loss": "low"}\n', "line 1, is not a row of metrics"),
+        ("start.jsonl", b'{"name": 1}\n', "start.jsonl is damaged"),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_error(tmp_path: Path, file: str, content: bytes, message: str):
     write_run(tmp_path / "run", rows=steps(3))
     (tmp_path / "run" / file).write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
         read_run(tmp_path / "run")
     assert str(tmp_path / "run") in str(caught.value)
-
-
-def test_a_folder_that_is_no_run_names_the_runs_in_it(tmp_path: Path):
-    write_run(tmp_path / "a" / "one")
-    with pytest.raises(DataError, match=r"no config.toml\. Name one of these: .*a/one"):
-        read_run(tmp_path)
-    with pytest.raises(DataError, match="there is no such folder"):
-        read_run(tmp_path / "nowhere")
 
 
 def test_values_that_are_not_finite_are_not_drawn(tmp_path: Path):
@@ -80,8 +78,6 @@ def test_a_growing_file_is_read_on_and_a_replaced_one_afresh(tmp_path: Path):
     )
     os.replace(tmp_path / "new", file.path)  # as a resumed run does
     assert file.read() == [{"step": 1}, {"step": 9, "loss": 1.0, "val/accuracy": 0.5}, {"step": 10}]
-    file.path.unlink()
-    assert file.read() == []
 
 
 def test_runs_are_found_below_a_root_but_not_inside_runs(tmp_path: Path):
@@ -90,21 +86,10 @@ def test_runs_are_found_below_a_root_but_not_inside_runs(tmp_path: Path):
     write_run(tmp_path / "a" / "much" / "too" / "deep" / "one")
     write_run(tmp_path / "b" / "checkpoints" / "inner")
     (tmp_path / "elsewhere").symlink_to(tmp_path / "a")
-    assert runs_below(tmp_path) == [tmp_path / "a" / "very" / "deep" / "one", tmp_path / "b"]
-    assert runs_below(tmp_path / "b") == [tmp_path / "b"]
-
-
-def state(folder: Path) -> State:
-    return state_of(read_run(folder))
-
-
-def test_a_real_run_has_ended_and_its_export_is_evaluated_next():
-    found = state(QUICKSTART / "tool_rl")
-    assert (found.name, found.stage) == ("ended", "exported")
-    run = QUICKSTART / "tool_rl"
-    words = ["retool", "eval", f"{run}/config.toml", "--model", f"tool_rl={run}/export", "--out", f"{run}/eval"]
-    assert shlex.split(found.next_command) == words
-    assert state(QUICKSTART / "sft").next_command == f"retool rl CONFIG model.path={QUICKSTART / 'sft' / 'export'}"
+    found = [tmp_path / "a" / "very" / "deep" / "one", tmp_path / "b"]
+    assert runs_below(tmp_path) == found and runs_below(tmp_path / "b") == found[1:]
+    with pytest.raises(DataError, match=r"no config.toml\. Name one of these: .*a/very/deep/one"):
+        read_run(tmp_path)
 
 
 def test_a_run_without_its_export_is_exported_next(tmp_path: Path):
@@ -114,9 +99,7 @@ def test_a_run_without_its_export_is_exported_next(tmp_path: Path):
 
 
 def test_a_run_that_ended_early_was_not_killed(tmp_path: Path):
-    run = write_run(tmp_path / "run", rows=steps(6))
-    text = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(text + '\n[best]\nmetric = "val/accuracy"\npatience = 2\n')
+    run = write_run(tmp_path / "run", rows=steps(6), best={"metric": "val/accuracy", "patience": 2})
     values = {2: 0.5, 4: 0.25, 6: 0.5}
     best = BestStep(metric="val/accuracy", mode="max", patience=2, min_delta=0.0, values=values)
     (run / "best.json").write_text(best.to_json())
@@ -131,28 +114,19 @@ def test_a_run_that_ended_early_was_not_killed(tmp_path: Path):
     assert (found.name, found.stage) == ("killed", "after step 6; checkpoint of step 4")
 
 
-def test_the_stage_of_a_start_is_told_while_it_runs_and_when_it_was_killed(tmp_path: Path):
+def test_the_stage_of_a_start_is_told_until_its_first_row_and_when_it_was_killed(tmp_path: Path):
     run = write_run(tmp_path / "run")
     command = f"retool rl {run}/config.toml"
     assert state(run) == State(name="not started", stage="never started", next_command=command)
     start.begin(run, "checks")
     start.begin(run, "engines")
+    stage = "while starting the rollout engines; no checkpoint"
+    assert state(run) == State(name="killed", stage=stage, next_command=command)
     with lock_run(run):
         assert state(run).stage == "starting the rollout engines"
         assert state(run).next_command == f"retool watch {run}"
-    stage = "while starting the rollout engines; no checkpoint"
-    assert state(run) == State(name="killed", stage=stage, next_command=command)
-
-
-def test_a_start_has_come_to_its_first_row_whatever_was_done_to_the_clock(tmp_path: Path):
-    """It was set back by an hour while the model was built."""
-    run = write_run(tmp_path / "run")
-    begun = [{"stage": "checks", "unix_s": NOW_S, "clock_s": 7.0}, {"stage": "steps", "unix_s": NOW_S, "clock_s": 47.5}]
-    (run / "start.jsonl").write_text("".join(json.dumps(each) + "\n" for each in begun))
-    with lock_run(run):
-        assert state(run).stage == "sampling the first batch"
-        row = {"step": 1, "unix_s": NOW_S - 3600.0, **start.start_times(run)}
-        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        row = {"step": 1, "unix_s": NOW_S - 1e9, **start.start_times(run)}  # the clock was set back meanwhile
+        write_rows(run, [row])
         assert state(run).stage == "steps"
 
 

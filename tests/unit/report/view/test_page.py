@@ -1,30 +1,44 @@
-"""Reading, sampling and the file itself, without a browser. run/ is of a real quickstart."""
+"""Reading, sampling, the file itself, and how it is served. run/ is of a real quickstart."""
 
 import base64
 import gzip
 import json
 import math
+import os
 import re
+import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from retool_mcore.cli.main import all_commands
 from retool_mcore.errors import ConfigError, DataError
-from retool_mcore.report.panels import BEHAVIOUR, LEARNING, SPEED
-from retool_mcore.report.view.page import Written, chart_of, highlighted, millinats, pack, sample, write_page
+from retool_mcore.report.view.page import Written, chart_of, millinats, pack, sample, write_page
+from retool_mcore.report.view.serve import OWN_PORTS, LivePage, live_app, serve
 from retool_mcore.report.view.sources import RecordRow, open_source
 from tests.unit.report.generated import write_run
 
 RUN = Path(__file__).parents[3] / "report/view/run"
-RECORDS = RUN / "trajectories/trajectories.jsonl"
+WHOLE = {
+    "turns": [{"text": "a", "results": [{"ok": True, "code": "1", "shown": "1", "run_s": 0.1}]}],
+    "response_ids": [1, 2],
+    "logprobs": [-0.5, float("nan")],
+    "loss_mask": [1, 1],
+    "step": 1,
+    "key": "a_0_0",
+    "reward_info": {"acc": 1.0, "own": float("inf")},
+}
+DAMAGE = Path(__file__).with_name("damaged.jsonl").read_text(encoding="utf-8").splitlines()  # values of a record
 
 
 def parts(page: Path) -> tuple[dict[str, Any], list[Any]]:
+    """The index and the chunks of a page."""
     text = page.read_text(encoding="utf-8")
     packed = re.findall(r'id="(index|chunk-\d+)" type="application/octet-stream">([^<]*)<', text)
     values = [json.loads(gzip.decompress(base64.b64decode(body))) for _, body in packed]
@@ -46,11 +60,11 @@ def test_millinats_are_read_back_and_can_be_written(values: list[float]):
 def test_every_record_of_a_run_is_in_its_page(tmp_path: Path):
     write_page([open_source(RUN)], tmp_path / "view.html", limit=10_000)
     index, chunks = parts(tmp_path / "view.html")
-    records = {row["key"]: row for row in map(json.loads, RECORDS.read_text().splitlines())}
+    lines = (RUN / "trajectories/trajectories.jsonl").read_text().splitlines()
+    records = {row["key"]: row for row in map(json.loads, lines)}
     assert sorted(row["id"] for row in index["rows"]) == sorted(records)
     for row in index["rows"]:
-        one, record = chunks[row["chunk"]][row["place"]], records[row["id"]]
-        assert one["ids"] == record["response_ids"]
+        assert chunks[row["chunk"]][row["place"]]["ids"] == records[row["id"]]["response_ids"]
     texts = index["sources"][0]["texts"]
     assert "\\boxed{" in "".join(texts[str(token)] for token in records[index["rows"][0]["id"]]["response_ids"])
 
@@ -59,8 +73,8 @@ def test_events_are_those_of_the_rows(tmp_path: Path):
     steps = [
         {"step": 1, "timing_s/start": 9.0},
         {"step": 2, "timing_s/save_checkpoint": 1.0, "timing_s/update_weights": 0.1},
+        {"step": 3, "timing_s/start": 8.0},
     ]
-    steps.append({"step": 3, "timing_s/start": 8.0})
     run = write_run(tmp_path / "run", rows=steps)
     assert open_source(run).events == [(2, "checkpoint"), (2, "weight sync"), (3, "resume")]
     later = write_run(tmp_path / "later", rows=steps[2:])  # its first rows are lost
@@ -83,38 +97,6 @@ def test_a_sample_has_whole_groups_of_every_stratum():
     names = [row.group for row in chosen]
     assert {"none", "all", "late"} <= set(names)
     assert all(names.count(name) == 2 for name in names), "whole groups"
-    assert chosen == sample(everything, 12)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"\x89PNG\r\n\x1a\n\x00", "line 1: "),
-        (b'{"problem": "1+1"}\n', "line 1: turns: Field required"),
-        (b'{"turns": [], "response_ids": [1, 2], "loss_mask": [1]}\n', "loss_mask is not a list of 2 values"),
-        (b"", "no complete record"),
-    ],
-)
-def test_a_file_without_a_record_is_one_clear_error(tmp_path: Path, content: bytes, says: str):
-    file = tmp_path / "file.jsonl"
-    file.write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(says)):
-        open_source(file)
-    told = CliRunner().invoke(all_commands(), ["view", str(file), "--out", str(tmp_path / "out.html")])
-    assert told.exit_code == 2
-    assert not (tmp_path / "out.html").exists()
-
-
-WHOLE = {
-    "turns": [{"text": "a", "results": [{"ok": True, "code": "1", "shown": "1", "run_s": 0.1}]}],
-    "response_ids": [1, 2],
-    "logprobs": [-0.5, float("nan")],
-    "loss_mask": [1, 1],
-    "step": 1,
-    "key": "a_0_0",
-    "reward_info": {"acc": 1.0, "own": float("inf")},
-}
-DAMAGE = Path(__file__).with_name("damaged.jsonl").read_text(encoding="utf-8").splitlines()  # values of a record
 
 
 def test_damaged_records_are_left_out_and_counted(tmp_path: Path):
@@ -122,14 +104,13 @@ def test_damaged_records_are_left_out_and_counted(tmp_path: Path):
     lines += ["[]", "null", "1", '"text"', "{", '{"turns": ' + "[" * 100_000, json.dumps(WHOLE)]
     file = tmp_path / "file.jsonl"
     file.write_bytes("\n".join(lines).encode() + b"\n\xff\n")
-    source = open_source(file)
-    assert [row.id for row in source.rows] == ["first_0_0", "a_0_0"]
-    assert len(source.skipped) == len(DAMAGE) + 7
+    assert [row.id for row in open_source(file).rows] == ["first_0_0", "a_0_0"]
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(DataError, match="no complete record"):
+        open_source(tmp_path / "empty.jsonl")
     done = CliRunner().invoke(all_commands(), ["view", str(file), "--out", str(tmp_path / "out.html")])
-    assert done.exit_code == 0, done.output
-    assert f"file: {len(DAMAGE) + 7} damaged records are skipped; the first is {file}, line 2: step" in " ".join(
-        done.stderr.split()
-    )
+    said = f"file: {len(DAMAGE) + 7} damaged records are skipped; the first is {file}, line 2: step"
+    assert done.exit_code == 0 and said in " ".join(done.stderr.split()), done.output
     assert "2 trajectories" in done.stdout
 
 
@@ -169,6 +150,8 @@ def test_a_row_and_a_page_of_a_trajectory_have_what_its_record_says(tmp_path: Pa
     assert write_page([source], tmp_path / "view.html", steps=[5], limit=1).found == 2
     index, _ = parts(tmp_path / "view.html")
     assert (index["shown"], index["found"], index["steps"], [row["step"] for row in index["rows"]]) == (1, 2, [5], [5])
+    with pytest.raises(ConfigError, match=r"--step 4 9: no traj.*Recorded steps: 0, 5\."):
+        write_page([source], tmp_path / "view.html", steps=[4, 9], limit=10)
 
 
 def test_rotated_files_are_read_from_the_oldest_and_a_folder_names_what_is_in_it(tmp_path: Path):
@@ -189,22 +172,15 @@ def test_rotated_files_are_read_from_the_oldest_and_a_folder_names_what_is_in_it
 
 
 @pytest.mark.parametrize(
-    ("kind", "groups", "file", "reason"),
+    ("kind", "sections", "reason"),
     [
-        ("rl", 0, None, "rollout.record_groups = 0"),
-        ("rl", 2, "", "the files in trajectories/ are empty"),
-        ("rl", 2, None, "no files in trajectories/"),
-        ("sft", 0, None, "supervised fine-tuning samples no trajectories"),
+        ("rl", {"rollout": {"record_groups": 0}}, "rollout.record_groups = 0"),
+        ("rl", {}, "no files in trajectories/"),
+        ("sft", {}, "supervised fine-tuning samples no trajectories"),
     ],
 )
-def test_a_run_without_trajectories_names_the_reason(
-    tmp_path: Path, kind: str, groups: int, file: str | None, reason: str
-):
-    sections = {"rollout": {"record_groups": groups}} if kind == "rl" else {}
+def test_a_run_without_trajectories_names_the_reason(tmp_path: Path, kind: str, sections: dict[str, Any], reason: str):
     run = write_run(tmp_path / "run", kind=kind, rows=[{"step": 1, "loss": 2.0}], **sections)
-    if file is not None:
-        (run / "trajectories").mkdir()
-        (run / "trajectories/trajectories.jsonl").write_text(file)
     source = open_source(run)
     assert reason in source.why
     assert [row["loss"] for row in source.metrics] == [2.0]
@@ -215,16 +191,6 @@ def test_a_chart_has_the_reports_title_and_the_unit_of_the_table_of_metrics():
     reward, other = chart_of("critic/rewards/mean"), chart_of("tool/latency_s/p99")
     assert (reward["title"], reward["zero"]) == ("Reward", False) and "mean of the" in reward["meaning"]
     assert (other["title"], other["unit"], other["zero"]) == ("tool/latency_s/p99", "s", None)
-    assert chart_of("of/another/version")["unit"] == ""
-    charts = [name for panel in (*LEARNING, *BEHAVIOUR, *SPEED) for name, _ in panel.lines]
-    assert [name for name in charts if not chart_of(name)["meaning"]] == []
-
-
-def test_a_step_that_was_not_recorded_is_refused(tmp_path: Path):
-    file = tmp_path / "file.jsonl"
-    file.write_text("".join(json.dumps(WHOLE | {"step": step}) + "\n" for step in (3, 1, 7, 2, 5, 1)))
-    with pytest.raises(ConfigError, match=r"--step 4 9: no traj.*Recorded steps: 1 to 3, 5, 7\."):
-        write_page([open_source(file)], tmp_path / "view.html", steps=[4, 9], limit=10)
 
 
 def test_what_a_model_wrote_cannot_leave_its_chunk():
@@ -232,7 +198,89 @@ def test_what_a_model_wrote_cannot_leave_its_chunk():
     assert re.fullmatch(r"[A-Za-z0-9+/=]+", packed)
 
 
-def test_highlighted_code_is_the_code():
-    code = "for i in range(3):\n    print('</script>', i)  # x\n"
-    assert "".join(text for _, text in highlighted(code)) == code
-    assert ("k", "for") in highlighted(code)
+HOST = "127.0.0.1:8000"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(RUN, tmp_path / "run"))
+
+
+def live(run: Path) -> LivePage:
+    out = run.parent / "view.html"
+    return LivePage([run], out, lambda version: write_page([open_source(run)], out, limit=100, live=version))
+
+
+def client_of(page: LivePage) -> TestClient:
+    return TestClient(live_app(page, "s3cret", [HOST]), base_url=f"http://{HOST}")
+
+
+def test_the_page_and_its_version_change_with_the_runs_files(run: Path):
+    client = client_of(live(run))
+    first, shown = client.get("/s3cret/version").text, client.get("/s3cret/").text
+    assert f'data-live="{first}"' in shown and client.get("/s3cret/version").text == first
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 25, "reward": 0.5}\n')
+    second = client.get("/s3cret/version").text
+    assert second != first and f'data-live="{second}"' in client.get("/s3cret/").text
+
+
+def test_a_file_that_is_being_written_leaves_the_page_before(run: Path):
+    page = live(run)
+    before = page.newest().read_bytes()
+    rows = run / "trajectories" / "trajectories.jsonl"
+    whole = rows.read_bytes()
+    rows.write_bytes(b"{}\n")
+    assert page.newest().read_bytes() == before
+    rows.write_bytes(whole + whole.splitlines(keepends=True)[0])
+    assert page.newest().read_bytes() != before
+
+
+def test_a_change_that_keeps_a_files_size_or_comes_while_the_page_is_written_is_another_version(run: Path):
+    metrics = run / "metrics.jsonl"
+    made: list[str] = []
+
+    def write(version: str) -> None:
+        made.append(version)
+        if len(made) == 2:  # the run goes on meanwhile
+            metrics.write_text(metrics.read_text() + '{"step": 26, "reward": 0.5}\n')
+
+    page = LivePage([run], run.parent / "view.html", write)
+    page.newest()
+    os.utime(metrics, ns=(0, metrics.stat().st_mtime_ns + 1))
+    for _ in range(3):
+        page.newest()
+    assert len(made) == len(set(made)) == 3
+
+
+def test_a_page_listens_on_loopback_and_has_its_port_again(run: Path, monkeypatch: pytest.MonkeyPatch):
+    """So that a browser, which keeps the notes by address, has its notes again."""
+    served: list[str] = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda _, sockets: served.append(sockets[0].getsockname()[0]))
+    ports: list[int] = []
+
+    def connect(line: str) -> None:
+        ports.append(int(re.findall(r":(\d+)/", line)[0]))
+        socket.create_connection(("127.0.0.1", ports[-1]), timeout=300).close()
+
+    for _ in range(2):
+        serve(live(run), 0, connect)
+    assert served == ["127.0.0.1"] * 2
+    assert ports[0] == ports[1] and ports[0] in OWN_PORTS
+    with socket.create_server(("127.0.0.1", ports[0])):
+        serve(live(run), 0, connect)
+        with pytest.raises(ConfigError, match=rf"--port {ports[0]}: .* Choose another port, or 0"):
+            serve(live(run), ports[0], connect)
+    assert ports[2] != ports[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "code"),
+    [("/s3cret/", HOST, 200), ("/other/", HOST, 404), ("/other/version", HOST, 404),
+     ("/s3cret/", "evil.example:8000", 404), ("/s3cret/version", "evil.example:8000", 404),
+     ("/s3cret/version", "127.0.0.1:9", 404)],
+)  # fmt: skip
+def test_only_who_has_the_address_by_its_own_name_is_answered(run: Path, path: str, host: str, code: int):
+    answer = client_of(live(run)).get(path, headers={"host": host})
+    assert answer.status_code == code
+    assert code != 200 or answer.headers["referrer-policy"] == "no-referrer"
