@@ -1,7 +1,7 @@
 """The gate: what it lets through, what it stops, and what it refuses to compare."""
 
 import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,106 +9,99 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from tests.unit.perf.modules import bench, interleave
-from tests.unit.perf.modules import compare as gate
+PERF = Path(__file__).parents[3] / "perf"
+sys.path.insert(0, str(PERF))  # its files import each other by their names
+try:
+    import bench
+    import compare as gate
+    import history
+    import interleave
+finally:
+    sys.path.remove(str(PERF))
 
-ROOT = Path(__file__).parents[3]
+BASELINES = PERF / "baselines"
+RL_7B = BASELINES / "rl_7b_h200x2.NVIDIA_H200x2.json"
 SECONDS = (1.00, 1.02, 0.99, 1.01, 1.00, 0.98, 1.03, 1.00, 1.01, 0.99)
+ASKED = "behavior/requests"
 
 
-def record(scale: float = 1.0, tokens: float = 1000.0, **changed: Any) -> dict[str, Any]:
-    steps = [
-        {"perf/total_num_tokens": tokens, "timing_s/step": s * scale + 5.0, "timing_s/save_checkpoint": 5.0}
-        for s in SECONDS
-    ]
-    provenance: dict[str, Any] = {"commit": "0123456789", "settings": {"model": {"fp8": "off"}}}
-    provenance["hardware"] = {"devices": ["NVIDIA H200"], "used": 2}
+def record(
+    scale: float = 1.0, tokens: float = 1000.0, device: str = "NVIDIA H200", noise: float = 0.0, **changed: Any
+) -> dict[str, Any]:
+    times = [s * scale * (1 + noise * (-1) ** number) for number, s in enumerate(SECONDS)]
+    steps = [{gate.TOKENS: tokens, "timing_s/step": s + 5.0, "timing_s/save_checkpoint": 5.0} for s in times]
     made = {
         "case": "sft_7b_h200x2",
         "exit_code": 0,
         "steps": steps,
         "lengths": {"total": tokens * len(steps)},
         "summary": {"timing_s/step": scale},
-        "provenance": provenance,
+        "provenance": {"commit": "0123456789", "hardware": {"devices": [device], "used": 2}},
     }
     return made | changed
 
 
-def compare(folder: Path, head: dict[str, Any], *more: str) -> Result:
-    for name, content in (("head", head), ("base", record())):
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return run_compare(str(folder / "head.json"), str(folder / "base.json"), *more)
-
-
-def run_compare(*words: str) -> Result:
+def run(*words: object) -> Result:
     app = typer.Typer()
     app.command()(gate.compare)
-    return CliRunner().invoke(app, list(words), catch_exceptions=False)
+    return CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+
+
+def compare(folder: Path, head: dict[str, Any], base: dict[str, Any], *more: str) -> Result:
+    for name, content in (("head", head), ("base", base)):
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return run(folder / "head.json", folder / "base.json", *more)
 
 
 @pytest.mark.parametrize(
-    ("scale", "more", "code", "message"),
+    ("head", "more", "code", "message"),
     [
-        (1.0, (), 0, "no difference"),
-        (1.02, (), 0, "no difference"),
-        (1.10, (), 1, "slower"),
-        (0.80, (), 1, "faster, without --explained"),
-        (0.80, ("--explained", "a fused kernel"), 0, "faster, as explained: a fused kernel"),
+        (record(1.02), (), 0, "no difference"),
+        (record(1.10, noise=0.3), (), 0, "no difference"),
+        (record(1.10), (), 1, "slower"),
+        (record(0.80), (), 1, "faster, without --explained"),
+        (record(0.80), ("--explained", "a fused kernel"), 0, "faster, as explained: a fused kernel"),
+        (record(tokens=900.0), (), 2, "not comparable: 900 tokens per step, but 1000 in the baseline"),
+        (record(device="NVIDIA H100"), (), 2, "hardware is NVIDIA_H100x2, but NVIDIA_H200x2 in the baseline"),
+        (record(exit_code=1), (), 2, "has no measured steps or its run failed"),
+        (record(exit_code=143, steps=[]), (), 2, "has no measured steps"),
+        (record(case="sft_tiny_cpu"), (), 2, "case is sft_tiny_cpu"),
     ],
 )
-def test_only_an_unexplained_difference_beyond_the_threshold_fails(
-    scale: float, more: tuple[str, ...], code: int, message: str, tmp_path: Path
+def test_an_unexplained_difference_beyond_the_threshold_fails_and_other_work_is_refused(
+    tmp_path: Path, head: dict[str, Any], more: tuple[str, ...], code: int, message: str
 ):
-    done = compare(tmp_path, record(scale), *more)
-    assert done.exit_code == code, done.stderr
-    assert message in done.stdout
-
-
-BASELINES = ROOT / "perf" / "baselines"
-SFT_7B, RL_7B = (BASELINES / f"{case}.NVIDIA_H200x2.json" for case in ("sft_7b_h200x2", "rl_7b_h200x2"))
-
-
-def slower_steps(record: dict[str, Any]) -> None:
-    for row in record["steps"]:
-        row["timing_s/step"] *= 1.1
-        row.pop("unix_s", None)
-
-
-def another(part: str, *keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    def change(record: dict[str, Any]) -> None:
-        tree = record["provenance"][part]
-        for key in keys[:-1]:
-            tree = tree[key]
-        assert tree[keys[-1]] != value
-        tree[keys[-1]] = value
-
-    return change
+    done = compare(tmp_path, head, record(), *more)
+    assert done.exit_code == code and message in (done.stdout + done.stderr).replace("\n", " ")
 
 
 @pytest.mark.parametrize(
-    ("path", "change", "code", "message"),
+    ("part", "key", "value", "message"),
     [
-        (SFT_7B, slower_steps, 1, "slower"),
-        (RL_7B, slower_steps, 1, "slower"),
-        (RL_7B, another("settings", "train", "mode", value="async"), 2, "train.mode is 'async', but"),
-        (SFT_7B, another("settings", "parallel", "tp", value=2), 2, "parallel.tp is 2, but 1 in the baseline"),
-        (SFT_7B, another("versions", "torch", value="2.5.0"), 2, "torch is '2.5.0', but"),
-        (SFT_7B, another("settings", "train", "steps", value=99), 0, "no difference"),
+        ("settings", "train.mode", "async", "train.mode is 'async', but"),
+        ("settings", "parallel.tp", 9, "parallel.tp is 9, but 2 in the baseline"),
+        ("versions", "torch", "2.5.0", "torch is '2.5.0', but"),
+        ("settings", "train.steps", 99, ""),
     ],
-    ids=["step", "step of rl", "mode", "layout", "torch", "how long"],
 )
-def test_a_change_of_a_measured_baseline_is_seen(
-    path: Path, change: Callable[[dict[str, Any]], None], code: int, message: str, tmp_path: Path
+def test_a_change_of_a_measured_baseline_is_seen_unless_it_is_named(
+    tmp_path: Path, part: str, key: str, value: Any, message: str
 ):
-    made = json.loads(path.read_text())
-    change(made)
-    (tmp_path / "head.json").write_text(json.dumps(made))
-    done = run_compare(str(tmp_path / "head.json"), str(path))
-    assert done.exit_code == code, done.stdout + done.stderr
-    assert message in (done.stdout + done.stderr).replace("\n", " ")
-    if code == 2:
-        named = run_compare(str(tmp_path / "head.json"), str(path), "--changed", message.partition(" is ")[0])
-        assert named.exit_code == 0 and "no difference" in named.stdout, "a change on purpose"
+    made, base = (json.loads(RL_7B.read_text()) for _ in range(2))
+    *sections, name = key.split(".")
+    table = made["provenance"][part]
+    for section in sections:
+        table = table[section]
+    table[name] = value
+    done = compare(tmp_path, made, base)
+    assert done.exit_code == (2 if message else 0) and message in done.stderr.replace("\n", " ")
+    assert compare(tmp_path, made, base, "--changed", key).exit_code == 0, "a change on purpose"
+
+
+@pytest.mark.parametrize("path", sorted(BASELINES.glob("*.json")), ids=lambda path: path.stem)
+def test_every_baseline_is_found_by_its_case_and_hardware(path: Path):
+    done = run(path)
+    assert done.exit_code == 0 and "seconds per token: 1.0000 of the baseline's" in done.stdout, done.stderr
 
 
 def test_a_step_takes_the_time_since_the_row_before_it_without_what_only_some_steps_do():
@@ -130,9 +123,6 @@ def test_a_result_has_medians_the_start_and_percentiles_of_the_work():
     assert bench.start_of([{"unix_s": 130.0, **rows[2]}, *rows], 100.0) == {"timing_s/start": 23.0}
     stages = {"timing_s/start": 20.0, "timing_s/start/engines": 12.0}
     assert bench.start_of([{**rows[0], **stages, "unix_s": 130.0}], 100.0) == stages
-
-
-ASKED = "behavior/requests"
 
 
 def make_worse(record: dict[str, Any], what: str) -> None:
@@ -162,28 +152,38 @@ def test_make_perf_sees_what_a_small_model_is_slow_by(worse: str):
     assert interleave.report("{:.3f}", pairs, 0.25) == ([worse] if worse else [])
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "perf" / "baselines").glob("*.json")), ids=lambda path: path.stem)
-def test_every_baseline_is_found_by_its_case_and_hardware(path: Path):
-    done = run_compare(str(path))
-    assert done.exit_code == 0 and "seconds per token: 1.0000 of the baseline's" in done.stdout, done.stderr
+@pytest.mark.parametrize(("slowed", "code"), [([], 0), ([0], 0), ([0, 3], 1)])
+def test_a_difference_counts_when_it_is_found_twice(slowed: list[int], code: int):
+    rounds = iter((record(1.5 if number in slowed else 1.0), record()) for number in range(4))
+
+    def measure() -> Any:
+        return [next(rounds), next(rounds)]
+
+    assert interleave.confirm(measure, lambda pairs: interleave.report("case: {:.3f}", pairs, 0.03)) == code
+    assert len(list(rounds)) == (0 if slowed else 2), "what finds nothing is not measured again"
 
 
-def other_hardware() -> dict[str, Any]:
-    made = record()
-    made["provenance"]["hardware"]["devices"] = ["NVIDIA H100"]
-    return made
+def test_both_checkouts_run_in_each_round_in_alternating_order():
+    times = iter(range(4))
+    pairs = interleave.alternate(lambda root: {root.name: next(times)}, Path("head"), Path("base"), 2)
+    assert pairs == [({"head": 1}, {"base": 0}), ({"head": 2}, {"base": 3})]
 
 
-@pytest.mark.parametrize(
-    ("head", "message"),
-    [
-        (record(tokens=900.0), "not comparable: 900 tokens per step, but 1000 in the baseline"),
-        (other_hardware(), "hardware is NVIDIA_H100x2, but NVIDIA_H200x2 in the baseline"),
-        (record(exit_code=1), "has no measured steps or its run failed"),
-        (record(exit_code=143, steps=[]), "has no measured steps"),
-        (record(case="sft_tiny_cpu"), "case is sft_tiny_cpu"),
-    ],
-)
-def test_other_work_or_hardware_is_refused(head: dict[str, Any], message: str, tmp_path: Path):
-    done = compare(tmp_path, head)
-    assert done.exit_code == 2 and message in done.stderr.replace("\n", " ")
+@pytest.mark.parametrize(("steps", "smallest"), [(3, 0.281), (20, 0.0296)])
+def test_the_smallest_detectable_difference(steps: int, smallest: float):
+    """RL's baselines have three steps: not 3 %."""
+    rows = {"steps": record()["steps"][:1] * steps}
+    counted, least = gate.detectable([(rows, rows)], gate.DEFAULT_THRESHOLD)
+    assert counted == steps and least == pytest.approx(smallest, rel=0.005)
+
+
+def test_the_history_is_read_and_a_selection_has_both_ends_its_topic_and_all_words():
+    dates = [each.date for each in history.read()]
+    assert len(dates) >= 58 and dates == sorted(dates)
+    texts = {"commit": "0000000", "hardware": "H200", "kind": "measured", "command": "", "title": "Sandbox"}
+    made = [{**texts, "date": f"2026-11-{day}", "topics": ["sandbox"], "text": "numpy 7.7 ms"} for day in range(20, 24)]
+    made[2] |= {"topics": ["RL", "FP8"], "text": "sand"}
+    records = [history.Record.model_validate(each) for each in made]
+    for topic, words, days in (("", [], [21, 22]), ("FP8", [], [22]), ("", ["NUMPY", "sand"], [21])):
+        found = history.select(records, topic, records[1].date, records[2].date, words)
+        assert [each.date.day for each in found] == days
