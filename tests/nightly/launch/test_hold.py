@@ -1,7 +1,6 @@
 """Nothing of a run is touched before its lock is held, by no second start and on no node."""
 
 import fcntl
-import os
 import signal
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from tests.nightly.launch.scripts import RL, RL_ONE, SFT, Scripts
 
 LASTS = "sleep 100 & wait"
-SLOW_TO_END = """trap "kill \\$!; sleep {}; echo ended >>$FAKE/order; exit 143" TERM
+SLOW_TO_END = """trap "kill \\$!; sleep 2; echo ended >>$FAKE/order; exit 143" TERM
 echo began >>$FAKE/order
 sleep 100 & wait"""
 
@@ -30,10 +29,8 @@ def test_a_second_start_is_refused_and_touches_nothing(scripts: Scripts, script:
     scripts.until(lambda: "run" in scripts.calls(), "the first runs")
     before = [all_files(scripts.folder / part) for part in ("runs", "sandbox")]
     called = scripts.calls()
-    second = scripts.start(script, "second", **env)
-    assert second.wait(timeout=300) == 2
+    assert scripts.start(script, "second", **env).wait(timeout=300) == 2
     assert f"runs/one is in use by process {first.pid} on " in scripts.output("second")
-    assert "Wait for it, stop it, or set another run.name." in scripts.output("second")
     assert [all_files(scripts.folder / part) for part in ("runs", "sandbox")] == before
     assert scripts.calls() == called, "not even preflight looks"
     assert first.poll() is None
@@ -42,39 +39,28 @@ def test_a_second_start_is_refused_and_touches_nothing(scripts: Scripts, script:
 def test_the_second_node_of_a_second_start_is_refused(scripts: Scripts):
     """Else it would join the Ray of the first, or its ranks."""
     scripts.replace("run", LASTS)
-    env = {"FAKE_NODES": "2"}
-    scripts.start(SFT, **env, NODE_RANK="0")
+    scripts.start(SFT, FAKE_NODES="2", NODE_RANK="0")
     scripts.until(lambda: "run" in scripts.calls(), "the first runs")
     with (scripts.run_dir / ".lock.node1").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert scripts.start(SFT, "second", **env, NODE_RANK="1").wait(timeout=300) == 2
+        assert scripts.start(SFT, "second", FAKE_NODES="2", NODE_RANK="1").wait(timeout=300) == 2
     assert "is in use by process unknown" in scripts.output("second")
 
 
-def test_a_requeue_that_overlaps_the_old_job_waits_for_it(scripts: Scripts):
-    scripts.replace("run", SLOW_TO_END.format(1))
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_start_that_overlaps_the_old_one_waits_until_all_of_it_has_ended(scripts: Scripts, how: int, code: int):
+    """As after a requeue. A killed script leaves a run that ends later."""
+    scripts.replace("run", SLOW_TO_END)
     first = scripts.start(RL_ONE)
-    scripts.until(lambda: "run" in scripts.calls(), "the first runs")
+    scripts.until((scripts.folder / "order").exists, "the first runs")
     second = scripts.start(RL_ONE, "second", LOCK_WAIT_S="60")
     scripts.until(lambda: "waiting up to 60 s for it to end" in scripts.output("second"), "the second waits")
-    first.terminate()
-    assert first.wait(timeout=300) == 143
-    scripts.until(lambda: scripts.calls().count("run") == 2, "the second runs")
+    first.send_signal(how)
+    assert first.wait(timeout=300) == code
+    scripts.until(lambda: (scripts.folder / "order").read_text().count("\n") == 3, "the second runs")
     assert (scripts.folder / "order").read_text().split() == ["began", "ended", "began"]
     assert (scripts.folder / "sandbox" / "one" / "sandbox.sock").is_socket()
     assert second.poll() is None
-
-
-def test_what_a_killed_script_left_has_ended_before_the_next_begins(scripts: Scripts):
-    scripts.replace("run", SLOW_TO_END.format(2))
-    first = scripts.start(RL_ONE)
-    scripts.until((scripts.folder / "order").exists, "the first runs")
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
-    scripts.start(RL_ONE, "second", LOCK_WAIT_S="60")
-    scripts.until(lambda: scripts.calls().count("run") == 2, "the second runs")
-    scripts.until(lambda: (scripts.folder / "order").read_text().count("\n") == 3, "three lines")
-    assert (scripts.folder / "order").read_text().split() == ["began", "ended", "began"]
 
 
 def test_a_recipe_that_runs_already_is_not_touched(scripts: Scripts):

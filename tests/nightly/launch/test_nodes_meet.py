@@ -1,7 +1,5 @@
 """SFT's nodes by the real torchrun and gloo on this machine: a lost rank, a missing node."""
 
-import time
-
 import pytest
 
 from retool_mcore.rollout.server import free_port
@@ -24,17 +22,5 @@ def test_both_nodes_join_again_after_a_lost_rank(scripts: Scripts, lost: int):
     (scripts.folder / "end").touch()
     assert [node.wait(timeout=300) for node in nodes] == [0, 0]
     other = scripts.output(f"log{1 - lost}")
-    assert "error: another rank has ended" in other or "error: rank 1: another rank has ended" in other
+    assert "another rank has ended" in other
     assert "the run failed (exit code 3); restart 1 of RESTARTS = 1" in other
-
-
-def test_a_node_that_never_joins_is_one_error(scripts: Scripts):
-    scripts.replace("run", RANKS)
-    env = {"FAKE_NODES": "2", "TORCH_PORT": str(free_port()), "NODES_WAIT_S": "2"}
-    first = scripts.start(SFT, NODE_RANK="0", **env)
-    scripts.until(lambda: "run" in scripts.calls(), "it runs")
-    began_s = time.monotonic()
-    assert first.wait(timeout=300) == 3
-    assert time.monotonic() - began_s < 40
-    errors = [line for line in scripts.output().splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "the ranks did not connect in time" in errors[0] and "Traceback" not in scripts.output()

@@ -12,23 +12,19 @@ from retool_mcore.errors import PlatformError
 from retool_mcore.sandbox.supervisor.slots import remove_stale
 from tests.scenario import ROOT
 
-CONFIG = str(ROOT / "configs/rl_tiny_cpu.toml")
 
-
-@pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nodes.Node:
-    """A node whose sandbox's folder, without SANDBOX_DIR, is below ``tmp_path``."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_the_folders_are_the_users_alone_and_no_other_sandbox_sweeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    parent, processes = tmp_path / "retool-sandboxes-1", nodes.Processes(grace_s=1)
     monkeypatch.delenv("SANDBOX_DIR", raising=False)
     monkeypatch.setenv("PYTHON", sys.executable)
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(nodes, "sandbox_folder", lambda _: tmp_path / "retool-sandboxes-1" / "mine")
-    made = nodes.find_node("rl", [CONFIG, f"run.name={uuid.uuid4().hex}"], dry_run=False)
+    monkeypatch.setattr(nodes, "sandbox_folder", lambda _: parent / "mine")
+    node = nodes.find_node("rl", ["configs/rl_tiny_cpu.toml", f"run.name={uuid.uuid4().hex}"], dry_run=False)
     monkeypatch.delenv("RETOOL_NODE_SETTINGS")
-    return made
-
-
-def test_the_folders_are_the_users_alone_and_no_other_sandbox_sweeps_them(node: nodes.Node, tmp_path: Path):
-    parent, processes, old = tmp_path / "retool-sandboxes-1", nodes.Processes(grace_s=1), os.umask(0)
+    old = os.umask(0)
     try:
         nodes.start_sandbox(node, processes, nodes.sandbox_command(node))
     finally:
@@ -39,12 +35,6 @@ def test_the_folders_are_the_users_alone_and_no_other_sandbox_sweeps_them(node: 
     os.utime(parent, (0, 0))
     remove_stale(tmp_path)
     assert (parent / "mine").is_dir()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-def test_a_folder_that_another_user_made_is_refused(node: nodes.Node, tmp_path: Path):
-    folder = tmp_path / "retool-sandboxes-1"
-    folder.mkdir(mode=0o777)
-    os.chown(folder, 65534, 65534)
-    with pytest.raises(PlatformError, match=f"{folder} belongs to another user.*SANDBOX_DIR"):
+    os.chown(parent, 65534, 65534)
+    with pytest.raises(PlatformError, match=f"{parent} belongs to another user.*SANDBOX_DIR"):
         nodes.start_sandbox(node, nodes.Processes(grace_s=1), [])

@@ -5,9 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from retool_mcore.cli import torchrun
@@ -16,13 +15,13 @@ from retool_mcore.cli import torchrun
 RANK = """
 import signal, sys, time
 heard = []
-signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
-signal.signal(signal.SIGINT, lambda *_: heard.append(2))
+signal.signal(signal.SIGTERM, lambda *_: heard.append(143))
+signal.signal(signal.SIGINT, lambda *_: heard.append(130))
 print("up", flush=True)
-end_s = time.monotonic() + float(sys.argv[1])
-while time.monotonic() < end_s and not (heard and sys.argv[2] == "heeds"):
+end_s = time.monotonic() + 10
+while time.monotonic() < end_s and not (heard and sys.argv[1] == "heeds"):
     time.sleep(0.01)
-sys.exit(143 if heard == [1] else 130 if heard == [2] else 77)
+sys.exit(heard[0] if len(heard) == 1 else 77)
 """
 
 
@@ -36,8 +35,8 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def end(monkeypatch: pytest.MonkeyPatch, sent: Callable[[], None], how: str = "heeds") -> int | str | None:
-    """The agent's exit code, in whose time ``sent`` sends this process signals."""
+def end(monkeypatch: pytest.MonkeyPatch, how: str, *signals: tuple[int, float]) -> int | str | None:
+    """The agent's exit code; this process gets ``signals`` with pauses, the rank gets SIGKILL."""
     from torch.distributed import run as launcher
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -45,9 +44,11 @@ def end(monkeypatch: pytest.MonkeyPatch, sent: Callable[[], None], how: str = "h
 
     def agent() -> None:
         asked.extend(launcher.config_from_args(launcher.parse_args(sys.argv[1:]))[0].signals_to_handle.split(","))
-        with subprocess.Popen([sys.executable, "-c", RANK, "10", how], stdout=subprocess.PIPE) as rank:
+        with subprocess.Popen([sys.executable, "-c", RANK, how], stdout=subprocess.PIPE) as rank:
             assert rank.stdout is not None and rank.stdout.readline() == b"up\n"
-            sent()
+            for number, pause_s in signals:
+                os.kill(rank.pid if number == signal.SIGKILL else os.getpid(), number)
+                time.sleep(pause_s)
             code = rank.wait()
         failure = ProcessFailure(local_rank=0, pid=rank.pid, exitcode=code, error_file="")
         raise ChildFailedError("rank", {0: failure})
@@ -60,47 +61,22 @@ def end(monkeypatch: pytest.MonkeyPatch, sent: Callable[[], None], how: str = "h
     return caught.value.code
 
 
-def only_rank(how: str) -> psutil.Process:
-    """The rank that ``end`` started. Other children, ended ones too, belong to earlier tests."""
-    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    [rank] = [child for child in alive if RANK in (argv := child.cmdline()) and argv[-1] == how]
-    return rank
-
-
-def me(number: int) -> None:
-    os.kill(os.getpid(), number)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_ranks_get_a_signal_once(monkeypatch: pytest.MonkeyPatch, number: int, code: int):
     """timeout(1) sends two, and so does a terminal with a shell's trap."""
-
-    def twice() -> None:
-        me(number)
-        time.sleep(0.2)
-        me(signal.SIGTERM)
-
-    assert end(monkeypatch, twice) == code
+    assert end(monkeypatch, "heeds", (number, 0.2), (signal.SIGTERM, 0)) == code
 
 
 def test_a_second_signal_kills_ranks_that_ignore_the_first(monkeypatch: pytest.MonkeyPatch):
-    def again() -> None:
-        me(signal.SIGTERM)
-        time.sleep(1.2)
-        me(signal.SIGTERM)
-
     started_s = time.monotonic()
-    assert end(monkeypatch, again, "deaf") == 143
+    assert end(monkeypatch, "deaf", (signal.SIGTERM, 1.2), (signal.SIGTERM, 0)) == 143
     assert time.monotonic() - started_s < 8
 
 
 def test_a_rank_that_the_kernel_killed_is_one_error_and_may_be_started_again(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    def kill() -> None:
-        only_rank("deaf").kill()
-
-    assert end(monkeypatch, kill, "deaf") == 3
+    assert end(monkeypatch, "deaf", (signal.SIGKILL, 0)) == 3
     assert capfd.readouterr().err == (
         "error: rank 0 of this node was killed by SIGKILL, probably because the node ran out of memory: see dmesg.\n"
     )
