@@ -43,7 +43,7 @@ def converted(tmp_path: Path, text: str, *extra: str, name: str = "verl.txt") ->
     result = CliRunner().invoke(all_commands(), ["config", "from-verl", str(file), "--out", str(out), *extra])
     assert result.exit_code == 0, result.output
     text = out.read_text(encoding="utf-8")
-    return tomllib.loads(text), text, result.output
+    return tomllib.loads(text), text, " ".join(result.output.split())
 
 
 def test_verls_own_retool_recipe_becomes_a_run_file_that_loads(tmp_path: Path):
@@ -62,14 +62,10 @@ def test_verls_own_retool_recipe_becomes_a_run_file_that_loads(tmp_path: Path):
 
 
 def test_every_key_of_the_recipe_is_a_setting_or_is_named_with_a_reason(tmp_path: Path):
-    """But for those that this trainer sets alike."""
     _, text, _ = converted(tmp_path, RECIPE, STEPS)
-    alike = {
-        "data.return_raw_chat",
-        "data.truncation",
-        "actor_rollout_ref.actor.kl_loss_coef",
-        "actor_rollout_ref.model.use_remove_padding",
-        "actor_rollout_ref.rollout.mode",
+    alike = {  # this trainer sets them so, too
+        *("data.return_raw_chat", "data.truncation", "actor_rollout_ref.actor.kl_loss_coef"),
+        *("actor_rollout_ref.model.use_remove_padding", "actor_rollout_ref.rollout.mode"),
         "actor_rollout_ref.rollout.multi_turn.enable",
     }
     keys = {line.partition("=")[0] for line in RECIPE.split()} - {"dapo"}
@@ -104,13 +100,11 @@ def test_a_value_is_read_back_as_our_setting_counts_it(tmp_path: Path, row: list
 
 def test_epochs_are_steps_where_the_data_is_here_and_a_formula_elsewhere(tmp_path: Path):
     _, text, output = converted(tmp_path, RECIPE)
-    output = " ".join(output.split())
     formula = "trainer.total_epochs (1) * rows of data.train_files / data.train_batch_size (512)"
     assert f"# set train.steps to {formula}" in text and f"to do: set train.steps to {formula}" in output
     pq.write_table(pa.table({"prompt": ["x"] * 1500}), tmp_path / "train.parquet")
-    tree, text, _ = converted(
-        tmp_path, RECIPE, f"data.train_files=[{tmp_path}/train.parquet]", "trainer.total_epochs=3"
-    )
+    files = f"data.train_files=[{tmp_path}/train.parquet]"
+    tree, text, _ = converted(tmp_path, RECIPE, files, "trainer.total_epochs=3")
     assert tree["train"]["steps"] == 6 and ", 1500 rows" in text
 
 
@@ -147,23 +141,17 @@ def test_a_run_script_is_read_and_not_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert "max_response_tokens = 2048  # data.max_response_length\n" in text
 
 
-def test_verls_tools_never_become_none(tmp_path: Path):
-    tree, text, _ = converted(tmp_path, "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml\n", STEPS)
-    assert tree["rollout"]["tools"] == ["code_interpreter"]
-    assert "# actor_rollout_ref.rollout.multi_turn.tool_config_path" in text
-
-
 def test_losses_are_sorted_and_a_layout_of_megatron_is_kept(tmp_path: Path):
     megatron = f"{STEPS}\nactor_rollout_ref.actor.megatron.tensor_model_parallel_size=2\ntrainer.nnodes=1\n"
     more = "algorithm.use_pf_ppo=true\ntrainer.logger=[console]\nhydra.x=1\n"
-    tree, text, _ = converted(tmp_path, megatron + more)
+    tools = "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml\n"
+    tree, text, _ = converted(tmp_path, megatron + more + tools)
     assert tree["parallel"]["tp"] == 2 and "choose parallel.tp" not in text
-    found = [
-        line
-        for line in text.splitlines()
-        if line.startswith(("# Lost", "# Replaced", "# Without", "# algorithm.use_pf"))
-    ]
+    assert tree["rollout"]["tools"] == ["code_interpreter"], "never none"
+    starts = ("# Lost", "# Replaced", "# Without", "# algorithm.use_pf")
+    found = [line for line in text.splitlines() if line.startswith(starts)]
     assert found == ["# Lost:", found[1], "# Replaced:", "# Without effect:"] and "use_pf_ppo" in found[1]
+    assert "# actor_rollout_ref.rollout.multi_turn.tool_config_path" in text
 
 
 @pytest.mark.parametrize(("name", "text", "message"), TABLES["unreadable"])

@@ -36,7 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("mistakes")
     (made / "file").write_text("")
     (made / "m.gguf").write_bytes(b"GGUF")
-    (made / "ok.jsonl").write_text(json.dumps({"response": "\\\\boxed{3}", "answer": "3"}) + "\n")
     shutil.copy(GSM8K, made / "mine.jsonl")
     for name in ("a", "b"):
         shutil.copy(GSM8K, made / f"{name}.parquet")
@@ -67,42 +66,27 @@ def test_a_mistake_is_one_line(words: str, message: str, folder: Path, monkeypat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("sandbox serve --port 99999", "'--port'"),
-        ("sandbox serve --workers 0", "'--workers'"),
-        ("score ok.jsonl --out s.jsonl --timeout-s -1", "'--timeout-s'"),
-    ],
-)
-def test_a_number_out_of_range_is_told_with_its_option(
-    words: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(folder)
-    done = CliRunner().invoke(all_commands(), words.split())
-    assert done.exit_code == 2 and f"Invalid value for {message}" in done.stderr, done.output
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
         (f"{RL} rl", f"The command comes first: retool rl {RL}"),
         (f"get {RL} --train.steps=3", "No such option: --train.steps. A setting has no dashes: train.steps=VALUE"),
+        ("sandbox serve --port 99999", "Invalid value for '--port'"),
+        ("sandbox serve --workers 0", "Invalid value for '--workers'"),
+        (f"score {GSM8K} --out s.jsonl --timeout-s -1", "Invalid value for '--timeout-s'"),
     ],
 )
-def test_words_in_the_wrong_place_are_told_theirs(words: str, message: str):
+def test_words_in_the_wrong_place_and_numbers_out_of_range_are_told(words: str, message: str):
     done = CliRunner().invoke(all_commands(), words.split(), prog_name="retool")
     assert done.exit_code == 2 and message in done.stderr, done.output
 
 
 def test_responses_in_parquet_are_scored(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(folder)
-    rows = [{"response": "\\boxed{3}", "answer": "3"}, {"response": "4", "answer": "3"}]
-    pq.write_table(pa.Table.from_pylist([row | {"when": datetime(2026, 1, 2)} for row in rows]), "two.parquet")
+    rows = [{"response": text, "answer": "3", "when": datetime(2026, 1, 2)} for text in ("\\boxed{3}", "4")]
+    pq.write_table(pa.Table.from_pylist(rows), "two.parquet")
     done = CliRunner().invoke(all_commands(), ["score", "two.parquet", "--out", "scored.jsonl"])
     assert done.exit_code == 0, done.exception or done.output
     scored = [json.loads(line) for line in Path("scored.jsonl").read_text().splitlines()]
-    assert [(row["correct"], row["when"]) for row in scored] == [
-        (True, "2026-01-02 00:00:00"),
-        (False, "2026-01-02 00:00:00"),
-    ]
+    day = "2026-01-02 00:00:00"
+    assert [(row["correct"], row["when"]) for row in scored] == [(True, day), (False, day)]
 
 
 @pytest.mark.parametrize(("command", "config"), [("sft", "sft_tiny_cpu"), ("rl", "rl_tiny_cpu")])

@@ -1,23 +1,22 @@
-"""Each field of a config.json is applied, harmless or refused by name; each tensor has a place."""
+"""Fields of a config.json are applied, harmless or refused by name; tensors have a place."""
 
 import json
-import math
 import tomllib
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from retool_mcore.cli.data import app
 from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.data.tool import CALL_END, CALL_START
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.families import FAMILIES, check_fields, check_window
-from retool_mcore.model.rope import check_engine_rope, rope_of_config
-from retool_mcore.model.tensors import missing_tensors, trained_tensors
-from retool_mcore.platforms import get_platform
+from retool_mcore.model.tensors import missing_tensors, never_trained, trained_tensors
 
 SFT, RL = "configs/sft_tiny_cpu.toml", "configs/rl_tiny_cpu.toml"
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -81,45 +80,13 @@ def test_a_default_that_only_transformers_knows_must_be_in_the_file(kind: str):
             check_fields(values_of(kind, head_dim=None), "model")
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        {"rope_type": "default"},
-        {"type": "linear", "factor": 3.0},
-        {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-         "original_max_position_embeddings": 8192},
-        YARN,
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100, "beta_fast": 20,
-         "beta_slow": 2, "truncate": False, "attention_factor": 1.3},
-        {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
-         "mscale_all_dim": 0.7},
-    ],
-)  # fmt: skip
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-def test_rl_takes_positions_whose_factor_of_attention_is_the_usual_one(scaling: dict[str, Any]):
-    get_platform("cpu").activate()  # transformers imports there
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    values = {"hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": 32768}
-    values |= {"rope_theta": 1e6, "rope_scaling": scaling}
-    config = LlamaConfig(**json.loads(json.dumps(values)))
-    rope = rope_of_config(values)
-    assert rope == rope_of_config(config.to_dict()), "the keys of transformers 4 and of 5"
-    usual = LlamaRotaryEmbedding(config).attention_scaling == pytest.approx(0.1 * math.log(rope.factor) + 1)
-    with nullcontext() if usual else pytest.raises(ConfigError, match="SGLang ignores these fields"):
-        check_engine_rope(values)
-
-
-def test_sequences_may_fill_the_sliding_window():
-    values = values_of("mistral", sliding_window=100)
-    check_window(values, 100, "model")
-    with pytest.raises(ConfigError, match="sliding_window of model is 100"):
-        check_window(values, 101, "model")
-    del values["sliding_window"]  # transformers has a default
-    check_window(values, 4096, "model")
-    with pytest.raises(ConfigError, match="sliding_window of model is 4096"):
-        check_window(values, 4097, "model")
+@pytest.mark.parametrize(("more", "tokens"), [({"sliding_window": 100}, 100), ({}, 4096)])  # transformers' default
+def test_sequences_may_fill_the_sliding_window(more: dict[str, Any], tokens: int):
+    values = values_of("mistral")
+    del values["sliding_window"]
+    check_window(values | more, tokens, "model")
+    with pytest.raises(ConfigError, match=f"sliding_window of model is {tokens}"):
+        check_window(values | more, tokens + 1, "model")
 
 
 def test_yarn_reaches_beyond_max_position_embeddings(tmp_path: Path):
@@ -137,19 +104,14 @@ def test_yarn_reaches_beyond_max_position_embeddings(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"Lower data\.max_prompt_tokens or rollout\.max_response_tokens"):
         check(tmp_path, RlConfig, "rollout.max_response_tokens=140000", "train.micro_batch_tokens=150000")
     write(tmp_path, values_of("qwen2", rope_scaling=YARN | {"attention_factor": 1.5}))
-    check(tmp_path)
     with pytest.raises(ConfigError, match=r"SGLang ignores these fields .* SFT supports it"):
         check(tmp_path, RlConfig)
 
 
-@pytest.mark.parametrize("name", ["model.layers.1.self_attn.o_proj.bias", "model.mtp.0.norm.weight"])
-def test_a_tensor_that_training_does_not_read_is_an_error(tmp_path: Path, name: str):
-    write(tmp_path, values_of("llama"), **{name: torch.zeros(1)})
-    with pytest.raises(CheckpointError, match=rf"has {name}, which training would ignore"):
+def test_a_tensor_that_training_does_not_read_and_one_that_is_missing_are_errors(tmp_path: Path):
+    write(tmp_path, values_of("llama"), **{"model.mtp.0.norm.weight": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"has model\.mtp\.0\.norm\.weight, which training would ignore"):
         check(tmp_path)
-
-
-def test_a_tensor_that_is_missing_is_an_error(tmp_path: Path):
     write(tmp_path, values_of("qwen2"), **{"model.layers.0.self_attn.q_proj.bias": None, "lm_head.weight": None})
     with pytest.raises(CheckpointError, match=r"lacks lm_head\.weight, model\.layers\.0\.self_attn\.q_proj\.bias"):
         check(tmp_path)
@@ -183,3 +145,44 @@ def test_a_tied_models_second_copy_is_taken_if_it_is_one(tmp_path: Path):
     write(tmp_path, tied, **tensors)
     with pytest.raises(CheckpointError, match=r"tie_word_embeddings = true .* differs"):
         check(tmp_path)
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def rows(alike: range, seed: int = 0, count: int = 600) -> torch.Tensor:
+    """Random rows, of which those of ``alike`` differ by a thousandth."""
+    drawn = torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
+    drawn[alike.start : alike.stop] = drawn[alike.start] + 0.001 * drawn[alike.start : alike.stop]
+    return drawn.to(torch.bfloat16)
+
+
+def test_a_row_like_more_than_a_hundred_was_never_trained(tmp_path: Path):
+    assert never_trained(str(tmp_path), [0]) is None, "no weights, no answer"
+    for last, found in ((401, [300, 400]), (400, [])):
+        save_file({EMBEDDING: rows(range(300, last))}, tmp_path / "model.safetensors")
+        assert never_trained(str(tmp_path), [3, 300, 400, 401]) == found
+    (tmp_path / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        never_trained(str(tmp_path), [0])
+
+
+def test_the_output_matrix_counts_where_it_is_not_tied_also_in_several_files(tmp_path: Path):
+    save_file({EMBEDDING: rows(range(300, 500))}, tmp_path / "a.safetensors")
+    save_file({HEAD: rows(range(0, 200), seed=1)}, tmp_path / "b.safetensors")
+    index = {"weight_map": {EMBEDDING: "a.safetensors", HEAD: "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert never_trained(str(tmp_path), [7, 300]) == [7]
+
+
+@pytest.mark.parametrize(("trained", "protocol"), [(True, "hermes"), (False, "retool")])
+def test_a_model_with_untrained_tags_gets_protocol_retool(tokenizer, tmp_path: Path, trained: bool, protocol: str):
+    tokenizer.save_pretrained(tmp_path)
+    drawn = rows(range(len(tokenizer), len(tokenizer) + 400), count=len(tokenizer) + 400)
+    if not trained:
+        for tag in (CALL_START, CALL_END):
+            drawn[tokenizer.convert_tokens_to_ids(tag)] = drawn[-1]
+    save_file({EMBEDDING: drawn}, tmp_path / "model.safetensors")
+    done = CliRunner().invoke(app, ["protocol", str(tmp_path)])
+    assert done.exit_code == 0 and done.stdout.strip().splitlines()[-1] == protocol, done.output
+    assert ("never trained on" in done.output) is not trained

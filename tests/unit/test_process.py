@@ -3,13 +3,14 @@
 import atexit
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from retool_mcore import process
-from retool_mcore.process import exit_on_sigterm, exit_signal, redirect_output, sighup_blocked
+from retool_mcore.process import bypass_proxy, exit_on_sigterm, exit_signal, redirect_output, sighup_blocked
 
 
 @pytest.fixture
@@ -63,3 +64,12 @@ def test_all_output_goes_to_the_log_and_progress_to_the_terminal(tmp_path: Path,
     os.write(1, b"after the run\n")
     assert (tmp_path / "logs" / "run").read_text() == "first\nwarning\nsecond\nwarning\n"
     assert capfd.readouterr() == ("after the run\n", "step 1\nstep 1\n")
+
+
+def test_a_proxy_is_not_asked_for_this_node(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("no_proxy", "theirs.example")
+    monkeypatch.setenv("NO_PROXY", "more.example, theirs.example,")
+    bypass_proxy()
+    own = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
+    assert os.environ["no_proxy"].startswith(",".join(dict.fromkeys(("theirs.example", "more.example", *own))))
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"]

@@ -10,32 +10,9 @@ from rich.console import Console
 
 from retool_mcore import quickstart
 from retool_mcore.quickstart import StageFailed, Stages, run
-from retool_mcore.run import start
 
 QUIET = Console(quiet=True)
 RECORDED = Path(__file__).parents[1] / "report" / "quickstart"
-
-
-def test_a_start_of_minutes_says_where_it_stands(tmp_path: Path):
-    look = quickstart._watch(tmp_path, 24, "accuracy")
-    assert look() == (0, None, "starting")
-    start.begin(tmp_path, "checks")
-    start.begin(tmp_path, "engines")
-    assert look() == (0, None, "starting the rollout engines")
-    rows = ({"step": 2, "accuracy": 0.25}, {"step": 3, "accuracy": 0.5})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert look() == (3, 24, "step 3/24, accuracy 0.500")
-
-
-def test_an_evaluation_says_how_many_answers_it_has(tmp_path: Path):
-    files = [tmp_path / "a", tmp_path / "b"]
-    look = quickstart._watch_samples(files)
-    assert look() == (0, None, "starting the engine")
-    files[0].write_text("{}\n{}\n{")
-    assert look() == (2, 1024, "2 of 1024 answers")
-    files[0].write_text("{}\n{}\n{}\n")
-    files[1].write_text("{}\n")
-    assert look() == look() == (4, 1024, "4 of 1024 answers")
 
 
 def test_a_stage_is_done_once_it_has_ended_well_and_takes_the_time_of_all_tries(tmp_path: Path, monkeypatch):

@@ -19,15 +19,13 @@ class Server:
 
     def __init__(self) -> None:
         self.connections = 0  # that were ever made
-        self.open = 0
+        self.open: list[asyncio.StreamWriter] = []
         self.url = ""
         self._wave = asyncio.Barrier(WAVE)
-        self._open: list[asyncio.StreamWriter] = []
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self.open += 1
-        self._open.append(writer)
+        self.open.append(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
@@ -35,13 +33,12 @@ class Server:
                     await self._wave.wait()
                 if path != b"/never":
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-        self.open -= 1
+        self.open.remove(writer)
 
     def hang_up(self) -> None:
         """Close all connections, as a server does with those that are idle for long."""
-        for writer in self._open:
+        for writer in self.open:
             writer.close()
-        self._open.clear()
 
 
 @pytest.fixture
@@ -54,15 +51,11 @@ async def server() -> AsyncGenerator[Server]:
         here.hang_up()
 
 
-def of_engine(url: str) -> httpx.AsyncClient:
-    return SglangEngine(url)._client
+def client(server: Server, transport: ConcurrentTransport) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=server.url, transport=transport)
 
 
-def of_sandbox(url: str) -> httpx.AsyncClient:
-    return RemoteServer(url).http
-
-
-@pytest.mark.parametrize("client_of", [of_engine, of_sandbox])
+@pytest.mark.parametrize("client_of", [lambda url: SglangEngine(url)._client, lambda url: RemoteServer(url).http])
 async def test_a_second_wave_takes_the_connections_of_the_first_and_looks_at_its_own_alone(
     server: Server, client_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,44 +63,42 @@ async def test_a_second_wave_takes_the_connections_of_the_first_and_looks_at_its
 
     looks, look = [], AsyncHTTPConnection.has_expired
     monkeypatch.setattr(AsyncHTTPConnection, "has_expired", lambda self: looks.append(self) or look(self))
-    async with client_of(server.url) as client, asyncio.timeout(60):
+    async with client_of(server.url) as sender, asyncio.timeout(60):
         for _ in range(2):
-            answers = await asyncio.gather(*(client.post("/wave") for _ in range(WAVE)))
+            answers = await asyncio.gather(*(sender.post("/wave") for _ in range(WAVE)))
             assert [answer.text for answer in answers] == ["ok"] * WAVE
-        assert server.open == WAVE
+        assert len(server.open) == WAVE
     await asyncio.sleep(0.1)
-    assert server.open == 0
-    assert server.connections == WAVE
+    assert (len(server.open), server.connections) == (0, WAVE)
     assert len(looks) <= 4 * 2 * WAVE  # one pool for all of them looks more than WAVE * WAVE times
 
 
 async def test_a_connection_that_the_server_has_closed_is_not_used_again(server: Server) -> None:
-    async with httpx.AsyncClient(base_url=server.url, transport=ConcurrentTransport()) as client:
-        await client.post("/now")
+    async with client(server, ConcurrentTransport()) as sender:
+        await sender.post("/now")
         server.hang_up()
         await asyncio.sleep(0.05)  # until this end knows
-        assert (await client.post("/now")).text == "ok"
+        assert (await sender.post("/now")).text == "ok"
     assert server.connections == 2
 
 
 async def test_a_request_that_is_given_up_holds_nothing(server: Server) -> None:
     transport = ConcurrentTransport()
-    async with httpx.AsyncClient(base_url=server.url, transport=transport) as client:
+    async with client(server, transport) as sender:
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await client.post("/never")
-            async with client.stream("POST", "/now"):
+                    await sender.post("/never")
+            async with sender.stream("POST", "/now"):
                 pass  # closed before its body is read
-        assert (await client.post("/now")).text == "ok"
+        assert (await sender.post("/now")).text == "ok"
     assert len(transport._all) == 1
 
 
 async def test_an_idle_connection_is_kept_for_its_time_alone(server: Server) -> None:
-    async with httpx.AsyncClient(base_url=server.url, transport=ConcurrentTransport(keep_alive_s=0.05)) as client:
-        for pause in (0, 0.2):
-            await client.post("/now")
+    async with client(server, ConcurrentTransport(keep_alive_s=0.05)) as sender:
+        for pause in (0, 0.2, 0):
+            await sender.post("/now")
             await asyncio.sleep(pause)
-        await client.post("/now")
-        assert server.open == 1
+        assert len(server.open) == 1
     assert server.connections == 2
