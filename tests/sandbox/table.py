@@ -23,7 +23,7 @@ from pathlib import Path
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.sandbox.base import ExecResult, Level
 from retool_mcore.sandbox.supervisor.local import LocalSandbox
-from tests.sandbox.sandbox_helpers import LEVELS, NOT_REDIRECTED, processes_named
+from tests.sandbox.sandbox_helpers import LEVELS, NOT_REDIRECTED, named, processes_named
 
 README = Path(__file__).resolve().parents[2] / "retool_mcore/sandbox/README.md"
 START, END = "<!-- made by `python -m tests.sandbox.table` -->", "<!-- end of the table -->"
@@ -31,7 +31,7 @@ Outcome = Callable[[ExecResult], bool]
 
 
 READY = "rt-ready"  # process name of a neighbour that has finished its preparation
-_WAITS = f"__import__('ctypes').CDLL(None).prctl(15, {READY.encode()!r}, 0, 0, 0)\n__import__('time').sleep(9)"
+_WAITS = named(READY) + "time.sleep(9)"
 NEIGHBOUR = f"open('private', 'w').close()\n{_WAITS}"
 
 
@@ -129,12 +129,12 @@ def _on_neighbours() -> list[Attack]:
 def _on_the_host(host: Path, port: int) -> list[Attack]:
     """Attacks on files, processes and the network outside the execution."""
     parent, files = os.getpid(), [str(host / "open_to_all"), str(host / "mine")]
-    zero_ns = os.stat("/dev/zero").st_mtime_ns
-    before = {path: (os.stat(path).st_mode, os.stat(path).st_mtime_ns) for path in files}
+    zero_ns, disk = os.stat("/dev/zero").st_mtime_ns, os.statvfs("/usr/lib")
+    neighbours = f"{tempfile.gettempdir()}/retool-sandbox-*/slot*/private"
+    before = [_state(path) for path in files]
 
     def unchanged(_: ExecResult) -> bool:
-        exist = all(os.path.exists(path) for path in files)
-        return exist and all(Path(p).read_text() == "weights" and _state(p) == before[p] for p in files)
+        return all(os.path.exists(path) for path in files) and [_state(path) for path in files] == before
 
     return [
         Attack("reading host files that every user may read", attempts("open('/etc/passwd')")),
@@ -177,7 +177,7 @@ def _on_the_host(host: Path, port: int) -> list[Attack]:
         Attack("reading the trainer's environment", attempts(f"open('/proc/{parent}/environ').read()")),
         Attack(
             "reading files of a concurrent execution",
-            attempts("open(next(iter(glob.glob(GLOB)), '/nowhere/at/all'))").replace("GLOB", repr(_neighbour_glob())),
+            attempts("open(next(iter(glob.glob(GLOB)), '/nowhere/at/all'))").replace("GLOB", repr(neighbours)),
             neighbour_s=6,
         ),
         Attack(
@@ -185,7 +185,7 @@ def _on_the_host(host: Path, port: int) -> list[Attack]:
             f"import os\nprint('refused' if os.uname().nodename != {os.uname().nodename!r} else 1)",
         ),
         Attack("reading the host's load", _LOAD),
-        Attack("reading the disk's size", f"import os\nDISK = {_disk_bytes('/usr/lib')}\n" + _SAME_DISK),
+        Attack("reading the disk's size", f"import os\nDISK = {disk.f_blocks * disk.f_frsize}\n" + _SAME_DISK),
     ]
 
 
@@ -264,18 +264,9 @@ print('done' if DISK in (size('/'), size('.'), size('/usr/lib')) else 'refused')
 """
 
 
-def _neighbour_glob() -> str:
-    return f"{tempfile.gettempdir()}/retool-sandbox-*/slot*/private"
-
-
-def _disk_bytes(path: str) -> int:
-    status = os.statvfs(path)
-    return status.f_blocks * status.f_frsize
-
-
-def _state(path: str) -> tuple[int, int]:
+def _state(path: str) -> tuple[str, int, int]:
     status = os.stat(path)
-    return status.st_mode, status.st_mtime_ns
+    return Path(path).read_text(), status.st_mode, status.st_mtime_ns
 
 
 async def run_attacks(level: Level) -> dict[str, bool]:

@@ -1,14 +1,11 @@
 """One client of several servers: no call is lost when servers die, break or restart."""
 
 import asyncio
-import json
-import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 
 from retool_mcore.errors import ConfigError, SandboxUnavailable
@@ -16,143 +13,102 @@ from retool_mcore.sandbox import client as clients
 from retool_mcore.sandbox.base import Level
 from retool_mcore.sandbox.client import RemoteSandbox
 
-# ------------------------------------------------- scripted servers
+Client = Callable[..., RemoteSandbox]
+
+
+async def ran() -> httpx.Response:
+    result = {"status": "Finished", "return_code": 0, "stdout": "ran\n"}
+    return httpx.Response(200, json={"status": "Success", "run_result": result})
+
+
+async def slowly() -> httpx.Response:
+    await asyncio.sleep(0.02)
+    return await ran()
+
+
+async def never() -> httpx.Response:
+    await asyncio.sleep(3600)
+    return await ran()
+
+
+async def broken() -> httpx.Response:
+    return httpx.Response(500, text="out of order")
+
+
+async def dies() -> httpx.Response:
+    raise httpx.RemoteProtocolError("closed the connection without an answer")
 
 
 @dataclass
-class ScriptedServer:
+class Server:
     """A server without a sandbox. The test sets its answers; it counts requests."""
 
-    ping: Callable[[], Awaitable[str]]
-    run: Callable[[], Awaitable[str]]
-    headers: str = "x-sandbox-level: namespaces\r\n"
+    run: Callable[[], Awaitable[httpx.Response]] = ran
+    level: str = "namespaces"
+    is_down: bool = False
     num_pings: int = 0
     num_calls: int = 0
     num_at_once: int = 0
     most_at_once: int = 0
-    url: str = ""
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    limit_s: float = 0.0  # of the last call
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while line := await reader.readline():
-                length = 0
-                while (header := await reader.readline()) not in (b"\r\n", b""):
-                    if header.lower().startswith(b"content-length:"):
-                        length = int(header.split(b":")[1])
-                await reader.readexactly(length)
-                text = await (self._ping() if b"ping" in line else self._run())
-                status, _, body = text.partition(" ")
-                head = f"HTTP/1.1 {status} x\r\n{self.headers}content-length: {len(body)}\r\n\r\n"
-                writer.write((head + body).encode())
-                await writer.drain()
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-
-    async def _ping(self) -> str:
-        self.num_pings += 1
-        return await self.ping()
-
-    async def _run(self) -> str:
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        if self.is_down:
+            raise httpx.ConnectError("All connection attempts failed")
+        if request.url.path == "/v1/ping":
+            self.num_pings += 1
+            headers = {"x-sandbox-level": self.level} if self.level else {}
+            return httpx.Response(200, json="pong", headers={**headers, "x-sandbox-sessions": "2"})
         self.num_calls += 1
         self.num_at_once += 1
         self.most_at_once = max(self.most_at_once, self.num_at_once)
+        self.limit_s = request.extensions["timeout"]["read"]
         try:
             return await self.run()
         finally:
             self.num_at_once -= 1
 
 
-RESULT = {"status": "Success", "run_result": {"status": "Finished", "return_code": 0, "stdout": "ran\n"}}
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    """Returns a client of the servers. tests/unit/test_transport.py has its connections."""
+
+    def of(*servers: Server, **options: Any) -> RemoteSandbox:
+        async def transport(request: httpx.Request) -> httpx.Response:
+            return await servers[int(request.url.host.removeprefix("server"))].answer(request)
+
+        monkeypatch.setattr(clients, "ConcurrentTransport", lambda **_: httpx.MockTransport(transport))
+        return RemoteSandbox([f"http://server{number}" for number in range(len(servers))], **options)
+
+    return of
 
 
-async def pong() -> str:
-    return '200 "pong"'
+async def test_the_client_opens_only_if_half_of_the_servers_answer(client: Client):
+    well, down = Server(), Server(is_down=True)
+    async with client(well, down) as sandbox:
+        assert (await sandbox.execute("1")).ok
+        down.is_down = False  # the client calls the missing server as soon as it is the least busy
+        async with asyncio.timeout(15):
+            while not down.num_calls:
+                await asyncio.gather(*(sandbox.execute("1") for _ in range(4)))
+    with pytest.raises(SandboxUnavailable, match="1 of 3 sandboxes answer, but half are needed"):
+        await client(well, Server(is_down=True), Server(is_down=True), attempts=1).open()
+    with pytest.raises(ConfigError, match="below min_level = 'namespaces'"):
+        await client(well, Server(level="rlimits"), min_level=Level.NAMESPACES).open()
 
 
-async def ran() -> str:
-    return "200 " + json.dumps(RESULT)
-
-
-async def slowly() -> str:
-    await asyncio.sleep(0.05)
-    return await ran()
-
-
-async def never() -> str:
-    await asyncio.sleep(3600)
-    return ""
-
-
-async def broken() -> str:
-    return "500 out of order"
-
-
-async def dies() -> str:
-    raise ConnectionError  # closes the connection without an answer
-
-
-@asynccontextmanager
-async def listening(*servers: ScriptedServer) -> AsyncIterator[Sequence[ScriptedServer]]:
-    opened = [await asyncio.start_server(server.answer, "127.0.0.1", 0) for server in servers]
-    for server, listener in zip(servers, opened, strict=True):
-        server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    try:
-        yield servers
-    finally:
-        for listener in opened:
-            listener.close()
-
-
-def dead_url() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        return f"http://127.0.0.1:{unused.getsockname()[1]}"
-
-
-@asynccontextmanager
-async def client(*servers: ScriptedServer | str, **options: Any) -> AsyncIterator[RemoteSandbox]:
-    urls = [server if isinstance(server, str) else server.url for server in servers]
-    async with RemoteSandbox(urls, **options) as sandbox:
-        yield sandbox
-
-
-async def test_the_client_opens_only_if_half_of_the_servers_answer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(clients, "_CONNECT_TIMEOUT_S", 0.5)
-    async with listening(ScriptedServer(pong, ran), ScriptedServer(never, ran)) as (well, hung):
-        async with client(well, hung) as sandbox:
-            assert (await sandbox.execute("1")).ok
-            hung.ping = pong  # the client calls the missing server as soon as it is the least busy
-            async with asyncio.timeout(15):
-                while not hung.num_calls:
-                    await asyncio.gather(*(sandbox.execute("1") for _ in range(4)))
-        with pytest.raises(SandboxUnavailable, match="1 of 3 sandboxes answer, but half are needed"):
-            async with client(well, dead_url(), dead_url(), attempts=1):
-                pass
-        weak = ScriptedServer(pong, ran, headers="x-sandbox-level: rlimits\r\n")
-        async with listening(weak):
-            with pytest.raises(ConfigError, match="below min_level = 'namespaces'"):
-                async with RemoteSandbox([well.url, weak.url], min_level=Level.NAMESPACES):
-                    pass
-
-
-async def test_the_calls_in_flight_are_bounded_and_the_least_busy_server_is_next():
-    async with (
-        listening(*(ScriptedServer(pong, slowly) for _ in range(4))) as servers,
-        client(*servers, workers_per_url=3) as sandbox,
-    ):
+async def test_the_calls_in_flight_are_bounded_and_the_least_busy_server_is_next(client: Client):
+    servers = [Server(slowly) for _ in range(4)]
+    async with client(*servers, workers_per_url=3) as sandbox:
         await asyncio.gather(*(sandbox.execute("1") for _ in range(120)))
-        assert all(server.most_at_once == 3 for server in servers)
-        assert min(server.num_calls for server in servers) >= 20
+    assert all(server.most_at_once == 3 for server in servers)
+    assert min(server.num_calls for server in servers) >= 20
 
 
 @pytest.mark.parametrize("fails", [broken, dies])
-async def test_a_server_that_fails_calls_but_answers_pings_gets_no_calls_for_a_while(fails: Any):
-    async with (
-        listening(ScriptedServer(pong, fails), ScriptedServer(pong, ran)) as (bad, good),
-        client(bad, good) as sandbox,
-    ):
+async def test_a_server_that_fails_calls_but_answers_pings_gets_no_calls_for_a_while(client: Client, fails: Any):
+    bad, good = Server(fails), Server()
+    async with client(bad, good) as sandbox:
         for _ in range(100):
             assert (await sandbox.execute("1")).stdout == "ran\n"
         assert 1 <= bad.num_calls <= 3
@@ -164,98 +120,72 @@ async def test_a_server_that_fails_calls_but_answers_pings_gets_no_calls_for_a_w
                 await asyncio.sleep(0.02)
 
 
-async def test_a_busy_server_is_retried_and_not_counted_as_failed(monkeypatch: pytest.MonkeyPatch):
+async def test_a_busy_server_is_retried_and_not_counted_as_failed(client: Client, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(clients, "_BUSY_PAUSE_S", (0.05, 0.1))
 
-    async def busy() -> str:
-        return "503 try again later"
+    async def busy() -> httpx.Response:
+        if full.num_calls == 3:
+            full.run = ran
+        return httpx.Response(503, text="try again later")
 
-    async with listening(ScriptedServer(pong, busy)) as (full,), client(full, attempts=1) as sandbox:
-        call = asyncio.ensure_future(sandbox.execute("1"))
-        async with asyncio.timeout(30):
-            while full.num_calls < 3:
-                await asyncio.sleep(0.01)
-        full.run = ran
-        assert (await call).ok
-
-
-async def test_a_server_that_comes_back_at_a_weaker_level_gets_no_calls():
-    well, other = ScriptedServer(pong, ran), ScriptedServer(pong, broken)
-    async with listening(well, other), client(well, other, min_level=Level.NAMESPACES) as sandbox:
-        while not other.num_calls:
-            await sandbox.execute("1")
-        other.headers, other.run, before = "x-sandbox-level: rlimits\r\n", ran, other.num_calls
-        sandbox._servers[1].paused_until = 0.0  # pyright: ignore[reportPrivateUsage]
-        async with asyncio.timeout(15):
-            while other.num_pings < 2:
-                assert (await sandbox.execute("1")).ok
-        assert other.num_calls == before
+    full = Server(busy)
+    async with client(full, attempts=1) as sandbox:
+        assert (await sandbox.execute("1")).ok
+    assert full.num_calls == 4
 
 
-async def test_a_refused_request_is_not_retried():
-    async def refused() -> str:
-        return "422 no such file"
-
-    async with (
-        listening(ScriptedServer(pong, refused), ScriptedServer(pong, refused)) as servers,
-        client(*servers) as sandbox,
-    ):
-        with pytest.raises(ConfigError, match="no such file"):
-            await sandbox.execute("1")
-        assert sum(server.num_calls for server in servers) == 1
+@pytest.mark.parametrize("level", ["", "strong"], ids=["none", "unknown"])
+async def test_a_server_without_a_level_is_accepted_only_at_rlimits(client: Client, level: str):
+    server = Server(level=level)
+    for least in (Level.LANDLOCK, Level.NAMESPACES):
+        with pytest.raises(ConfigError, match=f"runs at level 'none', below min_level = '{least}'"):
+            await client(server, min_level=least).open()
+    async with client(server, min_level=Level.RLIMITS) as sandbox:
+        assert (await sandbox.execute("1")).stdout == "ran\n"
 
 
-@pytest.mark.parametrize("level", ["", "x-sandbox-level: strong\r\n"], ids=["none", "unknown"])
-async def test_a_server_without_a_level_is_accepted_only_at_rlimits(level: str):
-    async with listening(ScriptedServer(pong, ran, headers=level)) as servers:
-        for least in (Level.LANDLOCK, Level.NAMESPACES):
-            with pytest.raises(ConfigError, match=f"runs at level 'none', below min_level = '{least}'"):
-                async with client(*servers, min_level=least) as sandbox:
-                    await sandbox.execute("1")
-        assert servers[0].num_calls == 0
-        async with client(*servers, min_level=Level.RLIMITS) as sandbox:
-            assert (await sandbox.execute("1")).stdout == "ran\n"
+async def test_an_answer_may_take_the_run_timeout_and_the_wait_in_the_queue(client: Client):
+    async def too_late() -> httpx.Response:
+        raise httpx.ReadTimeout("")
 
-
-SESSIONS = "x-sandbox-level: namespaces\r\nx-sandbox-sessions: 2\r\n"
-
-
-async def test_an_answer_may_take_the_run_timeout_and_the_wait_in_the_queue(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(clients, "_QUEUE_ALLOWANCE_S", 0.3)
-    async with listening(ScriptedServer(pong, never)) as servers, client(*servers, attempts=1) as sandbox:
-        began_s = time.monotonic()
+    server = Server(too_late)
+    async with client(server, attempts=1) as sandbox:
         with pytest.raises(SandboxUnavailable, match="did not answer a call: ReadTimeout"):
-            await sandbox.execute("1", run_timeout_s=0.5)
-        assert 0.8 <= time.monotonic() - began_s < 3.0
+            await sandbox.execute("1", run_timeout_s=3.5)
+    assert server.limit_s == 3.5 + 120.0
 
 
-async def test_a_failed_call_of_a_session_is_not_retried():
-    """Its code may have run and changed the session."""
-    servers = [ScriptedServer(pong, broken, headers=SESSIONS) for _ in range(2)]
-    async with listening(*servers), client(*servers, sessions=True, attempts=5) as sandbox:
-        with pytest.raises(SandboxUnavailable):
-            await sandbox.execute("x += 1", session="a")
-        assert sum(server.num_calls for server in servers) == 1
-
-
-async def test_a_cancelled_call_frees_its_place():
-    async with listening(ScriptedServer(pong, never)) as (server,), client(server, workers_per_url=1) as sandbox:
+async def test_a_cancelled_call_frees_its_place(client: Client):
+    server = Server(never)
+    async with client(server, workers_per_url=1) as sandbox:
         calls = [asyncio.ensure_future(sandbox.execute("1")) for _ in range(5)]
         await asyncio.sleep(0.2)
         for call in calls:
             call.cancel()
-        assert all(
-            isinstance(got, asyncio.CancelledError) for got in await asyncio.gather(*calls, return_exceptions=True)
-        )
+        await asyncio.wait(calls)
+        assert all(call.cancelled() for call in calls)
         server.run = ran
         async with asyncio.timeout(30):  # a place that was not freed would block this call
             assert (await sandbox.execute("1")).ok
 
 
-async def test_an_answer_of_another_service_counts_as_an_outage():
-    async def no_result() -> str:
-        return '200 {"status": "Success"}'
+@pytest.mark.parametrize(
+    ("answer", "session", "error", "num_calls"),
+    [
+        ((422, "no such file"), None, pytest.raises(ConfigError, match="no such file"), 1),
+        # It may have changed the session.
+        ((500, "out of order"), "a", pytest.raises(SandboxUnavailable, match="out of order"), 1),
+        ((200, '{"status": "Success"}'), None, pytest.raises(SandboxUnavailable, match="without a run_result"), 2),
+    ],
+)
+async def test_a_call_is_tried_again_where_that_is_safe_and_helps(
+    client: Client, answer: tuple[int, str], session: str | None, error: Any, num_calls: int
+):
+    async def fails() -> httpx.Response:
+        return httpx.Response(answer[0], text=answer[1])
 
-    async with listening(ScriptedServer(pong, no_result)) as servers, client(*servers, attempts=2) as sandbox:
-        with pytest.raises(SandboxUnavailable, match="without a run_result"):
-            await sandbox.execute("1")
+    servers = [Server(fails), Server(fails)]
+    async with client(*servers, sessions=True, attempts=2) as sandbox:
+        with error:
+            await sandbox.execute("1", session=session)
+    assert sum(server.num_calls for server in servers) == num_calls
