@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-PARTS = re.compile(r"\x1b\[([0-9]*)[0-9;?]*([A-Za-z])|[\r\n]|[^\x1b\r\n]+")
 
 
 def lines_on_terminal(
@@ -22,28 +21,6 @@ def lines_on_terminal(
     code, sent = _sent(argv, cwd, env, timeout_s)
     lines = re.split(r"[\r\n]+", CONTROL.sub("", sent))
     return code, [line.strip() for line in lines if line.strip()]
-
-
-def screen(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float = 300) -> tuple[int, list[str]]:
-    """The exit code, and the lines that stay: what was erased or written over is not there."""
-    code, sent = _sent(argv, cwd, env, timeout_s)
-    lines, row, column = [""], 0, 0
-    for match in PARTS.finditer(sent):
-        part, number = match[0], int(match[1] or 1)
-        if part == "\r":
-            column = 0
-        elif part == "\n":
-            row += 1
-            lines += [""] * (row == len(lines))
-        elif part.endswith("A") and match[2]:
-            row = max(0, row - number)
-        elif part.endswith("K") and match[2]:
-            assert number == 2, "of the ways to erase this one is used"
-            lines[row] = ""
-        elif not match[2]:
-            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
-            column += len(part)
-    return code, [line.rstrip() for line in lines if line.strip()]
 
 
 def _sent(argv: Sequence[str], cwd: Path, env: Mapping[str, str], timeout_s: float) -> tuple[int, str]:

@@ -14,17 +14,11 @@ def test_reading_a_command_line_imports_neither_web_server_nor_engine():
     assert heavy.isdisjoint(done.stdout.split())
 
 
-def test_reward_needs_no_torch():
-    code = "import sys, retool_mcore.reward.score, retool_mcore.reward.checker; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_no_machine_leaks_into_the_repository():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     words = ["/" + "work/", "/" + "root/", "bash_" + "jobs"]
     for name in tracked:
         path = ROOT / name
-        if path.suffix in {".parquet", ".png"} or not path.is_file():
-            continue
-        text = path.read_text(encoding="utf-8", errors="replace")
-        assert not [word for word in words if word in text], name
+        if path.suffix not in {".parquet", ".png"} and path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            assert not [word for word in words if word in text], name

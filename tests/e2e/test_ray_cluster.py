@@ -5,11 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
-import pytest
-
-from retool_mcore.verl import ray_cluster
-from retool_mcore.verl.ray_cluster import own_process_groups
 from tests.scenario import ROOT
 
 START = """
@@ -69,19 +64,3 @@ def test_a_run_has_its_own_cluster_which_no_stranger_and_no_signal_to_the_runs_g
     assert lines == ["True [] AuthenticationError True", "None True", "False []"]
     assert [path.name for path in current.parent.iterdir()] == ["ray_current_cluster"]
     assert current.read_text() == "127.0.0.1:1"
-
-
-def test_an_agent_that_ignores_sigterm_does_not_outlive_its_server(monkeypatch: pytest.MonkeyPatch):
-    """The server has ended before its child, as a raylet that was ended while it started."""
-    monkeypatch.setattr(ray_cluster, "GRACE_S", 0.5)
-    from ray._private import services
-
-    agent = ["sh", "-c", 'trap "" TERM; echo $$; while :; do sleep 0.1; done']
-    with own_process_groups():
-        server = services.ConsolePopen(["sh", "-c", '"$@" &', "sh", *agent], stdout=subprocess.PIPE, text=True)
-        assert server.stdout is not None
-        pid = int(server.stdout.readline())
-        server.wait()
-        assert psutil.pid_exists(pid) and os.getpgid(pid) == server.pid != os.getpgrp()
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    server.stdout.close()
