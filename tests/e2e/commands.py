@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -95,34 +95,26 @@ def started(argv: list[str], mark: str, *, on_terminal: bool = False) -> Iterato
         child.wait()
 
 
+def _set_signals(disposition: signal.Handlers) -> None:
+    """What a shell gives: ignored in the background, default in the foreground."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, disposition)
+
+
 def press_ctrl_c(child: subprocess.Popen[bytes]) -> None:
     """What a terminal does: SIGINT to every process of the foreground group."""
     os.killpg(child.pid, signal.SIGINT)
 
 
-def _set_signals(disposition: signal.Handlers) -> None:
-    """What a shell gives: ignored in the background, default in the foreground, whatever this
-    process has inherited.
-    """
-    for number in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, disposition)
-
-
 def marked_processes(mark: str) -> dict[int, str]:
-    """Process id -> command line of every live process that a marked command started, zombies not
-    counted.
-    """
+    """Process id -> command line of every live process of a marked command, zombies not counted."""
     found: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it may end meanwhile
             environment = (entry / "environ").read_bytes()
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:
-            continue
-        if f"{MARK}={mark}".encode() in environment.split(b"\0") and command:
-            found[int(entry.name)] = command
+            if f"{MARK}={mark}".encode() in environment.split(b"\0") and command:
+                found[int(entry.name)] = command
     return found
 
 

@@ -24,12 +24,8 @@ def main(what: str, root: str, stall_s: str) -> int:
     settings = [f"run.root={root}", "run.name=run", f"train.stall_s={stall_s}"]
     config = load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings)
     config.run.dir.mkdir(parents=True)
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=die_with_parent,  # noqa: PLW1509
-    )
+    argv = [sys.executable, "-c", "import time; time.sleep(60)"]
+    child = subprocess.Popen(argv, preexec_fn=die_with_parent)  # noqa: PLW1509
     try:
         log, rank = config.run.dir / "logs" / "run.log", int(os.environ.get("RANK", "0"))
         with redirect_output(log) as terminal, watchdog.Watchdog(config, terminal, rank) as dog:

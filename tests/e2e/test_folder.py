@@ -25,6 +25,7 @@ def test_what_processes_of_a_run_leave_in_tmpdir_goes_with_it_or_with_its_next_s
         assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == 9
         (folder,) = Path(parent).iterdir()
         (box,) = folder.iterdir()
+        assert not remove_stale(folder), "a new one may not be locked yet"
         cgroup = Path((box / "cgroup").read_text()) if (box / "cgroup").exists() else None
         with own_tmpdir(tmp_path, clean=partial(remove_stale, young_s=0)):
             assert not box.exists() and (cgroup is None or not cgroup.exists())

@@ -21,7 +21,6 @@ from tests.e2e.commands import (
     WEST,
     argv_rl,
     assert_nothing_left,
-    assert_one_error,
     assert_only_loopback_listens,
     dated,
     day_of,
@@ -29,7 +28,6 @@ from tests.e2e.commands import (
     last_step,
     marked_processes,
     press_ctrl_c,
-    run,
     started,
     succeed,
     wait_until,
@@ -39,13 +37,6 @@ from tests.sockets import listening
 pytestmark = [pytest.mark.timeout(900)]
 
 START_S = 300
-REFUSED = (
-    "load_lora_adapter_from_tensors",  # SGLang unpickles its body
-    "update_weights_from_tensor",
-    "generate",
-    "abort_request",
-    "flush_cache",
-)
 
 
 def settings(task: Path, root: Path, *more: str) -> tuple[str, ...]:
@@ -63,12 +54,8 @@ def test_a_killed_rl_run_resumes_and_leaves_no_process(
     It resumes on another day than it started on, and its prompts keep the first day.
     """
     monkeypatch.setenv("TZ", WEST)
-    own = (
-        dated(tmp_path),
-        "run.name=rl",
-        "validation.before=true",
-        "train.max_engine_restarts=0",
-    )  # with restarts: test_engine_restart.py
+    own = (dated(tmp_path), "run.name=rl", "validation.before=true")
+    own += ("train.max_engine_restarts=0",)  # with restarts: test_engine_restart.py
     argv, run_dir = argv_rl(*settings(task, tmp_path, *own)), tmp_path / "rl"
     with started(argv, mark) as driver:
         wait_until(lambda: last_step(run_dir) >= 1, "step 1", START_S)
@@ -107,13 +94,13 @@ def test_a_killed_rl_run_resumes_and_leaves_no_process(
 
 
 def assert_the_engines_server_asks_for_a_key(mark: str) -> None:
-    commands = marked_processes(mark)
-    answers = {}
+    """SGLang unpickles the body of this request."""
+    commands, codes = marked_processes(mark), []
     for address, pids in listening(commands).items():
         if any("ray::MeasuredServer" in commands[pid] for pid in pids):
             with suppress(httpx.HTTPError):  # a port of Ray's
-                answers[address] = [httpx.post(f"http://{address}/{path}", json={}).status_code for path in REFUSED]
-    assert list(answers.values()) == [[401] * len(REFUSED)], answers
+                codes.append(httpx.post(f"http://{address}/load_lora_adapter_from_tensors", json={}).status_code)
+    assert codes == [401]
 
 
 def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
@@ -141,14 +128,6 @@ def assert_written_once(run_dir: Path, rows: list[dict[str, float]]) -> None:
             a - b for a, b, own in zip(row["logprobs"], row["actor_logprobs"], row["loss_mask"], strict=True) if own
         ]
         assert max(map(abs, gaps)) <= 1e-4 and isinstance(row["advantage"], float)
-
-
-@pytest.mark.long
-def test_a_ray_that_does_not_start_is_one_error(task: Path, tmp_path: Path, mark: str):
-    done = run(argv_rl(*settings(task, tmp_path, "verl_overrides.ray_kwargs.ray_init.num_cpus=-1")), mark)
-    assert_one_error(done, "Ray did not start: ")
-    assert done.returncode == 3 and "Traceback" not in done.stderr
-    assert_nothing_left(mark, timeout_s=5)
 
 
 def test_all_mistakes_are_reported_at_once(task: Path, tmp_path: Path):
