@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.config import SftConfig, load_config, load_run
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.base import PREFILLS_ENV
@@ -16,7 +16,8 @@ from retool_mcore.platforms.cuda.platform import Cuda
 from retool_mcore.platforms.patches import Patch
 from retool_mcore.platforms.patches_sglang import HOST_COPY_PATCH
 from retool_mcore.platforms.patches_verl import CHUNK_PATCH, FLAT_BUCKET_PATCH, LOG_PROB_PATCH
-from retool_mcore.preflight import machine
+
+ABSENT, INSTALLED = "a_package_that_is_not_there", "json"
 
 
 class OneStep:
@@ -62,7 +63,7 @@ def test_float32_is_refused_without_the_cpu(name: str):
 
 
 def test_settings_that_need_transformer_engine_are_refused_without_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", "a_package_that_is_not_there")
+    monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", ABSENT)
     path, settings = "configs/sft_qwen2.5_7b_h200x8.toml", ["memory.adam_states=compact", "model.fp8=tensorwise"]
     config = load_config(SftConfig, path, ["parallel.cp=2", *settings])
     names = r"parallel\.cp and model\.fp8 and memory\.adam_states"
@@ -71,33 +72,27 @@ def test_settings_that_need_transformer_engine_are_refused_without_it(monkeypatc
     get_platform("cuda").check_settings(load_config(SftConfig, path, ["parallel.cp=1", "memory.recompute=auto"]))
 
 
+IN_FP8 = ("rollout.precision=fp8", "algorithm.importance_sampling=token")
+
+
 @pytest.mark.parametrize(
-    ("backend", "installed", "warning"),
+    ("name", "settings", "deep_gemm", "warning"),
     [
-        ("auto", "a_package_that_is_not_there", "no DeepGEMM installed"),
-        ("auto", "json", None),
-        ("cutlass", "json", "with CUTLASS GEMMs"),
-        ("triton", "a_package_that_is_not_there", None),
+        ("rl_qwen2.5_7b", IN_FP8, ABSENT, "no DeepGEMM installed"),
+        ("rl_qwen2.5_7b", IN_FP8, INSTALLED, ""),
+        ("rl_qwen2.5_7b", (*IN_FP8, "rollout.engine_args={fp8_gemm_runner_backend='cutlass'}"), INSTALLED, "CUTLASS"),
+        ("rl_qwen2.5_7b", (*IN_FP8, "rollout.engine_args={fp8_gemm_runner_backend='triton'}"), ABSENT, ""),
+        ("sft_qwen3_30b_a3b", ("model.fp8=tensorwise", "parallel.ep=8"), ABSENT, "train slower than in bfloat16"),
+        ("sft_qwen3_30b_a3b", ("model.fp8=tensorwise", "parallel.ep=1"), ABSENT, ""),
+        ("sft_qwen3_30b_a3b", ("parallel.ep=8",), ABSENT, ""),
     ],
 )
-def test_preflight_warns_about_slow_fp8_engines(
-    backend: str, installed: str, warning: str | None, monkeypatch: pytest.MonkeyPatch
+def test_fp8_that_is_no_faster_gets_a_warning(
+    name: str, settings: Sequence[str], deep_gemm: str, warning: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(platform, "DEEP_GEMM", installed)
-    settings = ("rollout.precision=fp8", "algorithm.importance_sampling=token")
-    engine_args = f"rollout.engine_args={{fp8_gemm_runner_backend='{backend}'}}"
-    config = load_config(RlConfig, "configs/rl_qwen2.5_7b_h200x8.toml", (*settings, engine_args))
-    monkeypatch.setattr(Cuda, "check_settings", lambda self, config: None)
-    remarks = [each for each in machine.settings(config, get_platform("cuda")) if each.severity == "warning"]
-    assert len(remarks) == (warning is not None) and all(str(warning) in str(remark) for remark in remarks)
-
-
-@pytest.mark.parametrize(("fp8", "ep", "warns"), [("tensorwise", 8, True), ("tensorwise", 1, False), ("off", 8, False)])
-def test_fp8_experts_get_a_warning_that_they_are_slower(fp8: str, ep: int, warns: bool):
-    settings = (f"model.fp8={fp8}", f"parallel.ep={ep}")
-    config = load_config(SftConfig, "configs/sft_qwen3_30b_a3b_h200x8.toml", settings)
-    remarks = get_platform("cuda").remarks(config)
-    assert len(remarks) == warns and all("slower than in bfloat16" in remark for remark in remarks)
+    monkeypatch.setattr(platform, "DEEP_GEMM", deep_gemm)
+    remarks = get_platform("cuda").remarks(load_run(f"configs/{name}_h200x8.toml", settings))
+    assert len(remarks) == bool(warning) and warning in "".join(remarks)
 
 
 @pytest.mark.parametrize("patch", [LOG_PROB_PATCH, FLAT_BUCKET_PATCH, HOST_COPY_PATCH], ids=lambda patch: patch.title)
@@ -111,7 +106,7 @@ def test_each_process_gets_the_patches_that_it_needs(monkeypatch: pytest.MonkeyP
     def names(patches: Sequence[Patch]) -> list[str]:
         return [patch.changes[0].target.rpartition(".")[2] for patch in patches]
 
-    monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", "json")
+    monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", INSTALLED)
     monkeypatch.delenv(PREFILLS_ENV, raising=False)
     of_verl = ["index_select_tensor_dict", "prepare_micro_batches", "register_megatron_training_hooks"]
     of_mbridge = ["_model_provider", "load_weights", "_adjust_mapping_for_shared_weights", "export_weights"]
@@ -123,25 +118,23 @@ def test_each_process_gets_the_patches_that_it_needs(monkeypatch: pytest.MonkeyP
     assert region(None, "weights", enable_cpu_backup=True) == ("weights", False), "an engine that sleeps copies nothing"
 
 
-@pytest.mark.parametrize(("visible", "busy"), [("", "1"), ("0", ""), ("GPU-0", ""), ("MIG-0", "1")])
-def test_only_visible_gpus_must_be_free(visible: str, busy: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("visible", "second", "busy"), [("", "1", "1"), ("0,5", "5", ""), ("GPU-0,5", "5", ""), ("MIG-0,5", "5", "1")]
+)
+def test_servers_get_visible_devices_and_only_these_must_be_free(
+    visible: str, second: str, busy: str, monkeypatch: pytest.MonkeyPatch
+):
     rows = ["0, GPU-0a, NVIDIA H200, 580.159.04, 500, 143771", "1, GPU-1b, NVIDIA H200, 580.159.04, 94606, 143771"]
     listed = SimpleNamespace(returncode=0, stdout="\n".join(rows), stderr="")
     monkeypatch.setattr(platform.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(platform.subprocess, "run", lambda *_, **__: listed)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert get_platform("cuda").only_devices([0]) == {"CUDA_VISIBLE_DEVICES": visible or "0"}, "one of ours"
+    assert get_platform("cuda").only_devices([1]) == {"CUDA_VISIBLE_DEVICES": second}
     if busy:
         with pytest.raises(PlatformError, match=rf"another process uses memory of GPU {busy} \(94606 of 143771 MiB\)"):
             platform._driver()
     else:
         assert platform._driver() == "580.159.04, 1 x NVIDIA H200"
-
-
-def test_a_server_gets_its_devices_of_those_that_are_visible(monkeypatch: pytest.MonkeyPatch):
-    for visible, used in (("4,6,7", "6,7"), ("", "1,2")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert get_platform("cuda").only_devices([1, 2]) == {"CUDA_VISIBLE_DEVICES": used}
 
 
 @pytest.mark.parametrize("count", [1, 2])

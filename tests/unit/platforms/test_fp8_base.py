@@ -16,26 +16,6 @@ __all__ = ["alone"]  # a fixture
 PATHS = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 
 
-class SavedTwice(Plain):
-    """Saves its weight twice for the backward pass, as Transformer Engine's layers do."""
-
-    def forward(self, x: torch.Tensor) -> tuple[Any, None]:
-        return _Product.apply(x, self.weight), None
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(weight, weight)
-        return x @ weight.t()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        one, other = ctx.saved_tensors
-        assert one.data_ptr() == other.data_ptr(), "made twice"
-        return gradients[0] @ one, None
-
-
 class SavesItsOutput(Plain):
     def forward(self, x: torch.Tensor) -> tuple[Any, None]:
         return torch.nn.functional.linear(x, self.weight).tanh(), None
@@ -71,25 +51,15 @@ def test_a_rows_scale_brings_its_largest_value_to_the_top_of_float8():
     scales = row_scales(weight.abs().amax(1), torch.float32)
     assert scales.tolist() == [[1.0], [2.0], [2.0**-18], [1.0]]
     # 17 and 449 take five and nine binary digits, of which four stay.
-    assert rounded(weight).tolist() == [[448.0, 16.0, -1.0], [448.0, 16.0, 0.0], [2.0**-10, 2.0**-24, 0.0], [0.0] * 3]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounding_moves_a_value_by_a_sixteenth_at_most_and_only_once(dtype: torch.dtype):
-    weight = (torch.randn(64, 256) * torch.logspace(-20, 5, 64)[:, None]).to(dtype)
     once = rounded(weight)
-    apart, scales = (once.double() - weight.double()).abs(), row_scales(weight.abs().amax(1), dtype)
-    assert once.dtype == dtype and torch.equal(rounded(once), once)
-    half_a_step = 2.0**-10 * scales.double()  # between float8's smallest numbers
-    assert bool((apart <= torch.maximum(weight.double().abs() / 16, half_a_step)).all())
-    assert 0.01 < float((apart / weight.double().abs().clamp(min=1e-30)).mean()) < 0.04
+    assert once.tolist() == [[448.0, 16.0, -1.0], [448.0, 16.0, 0.0], [2.0**-10, 2.0**-24, 0.0], [0.0] * 3]
+    assert torch.equal(rounded(once), once)
     assert to_fp8(weight, scales).element_size() == 1
     assert torch.equal(from_fp8(to_fp8(weight, scales), scales), once)
+    assert torch.equal(rounded(weight[:1].bfloat16()), once[:1].bfloat16())
 
 
-@pytest.mark.parametrize(
-    ("kind", "recomputed"), [(Plain, True), (Fused, False), (SavedTwice, False), (SavesItsOutput, True)]
-)
+@pytest.mark.parametrize(("kind", "recomputed"), [(Plain, True), (Fused, False), (SavesItsOutput, True)])
 def test_a_stored_layer_computes_and_learns_as_one_with_rounded_weights(
     alone: None, kind: type[Plain], recomputed: bool
 ):
@@ -107,18 +77,15 @@ def test_a_stored_layer_computes_and_learns_as_one_with_rounded_weights(
     assert len(got[1]) == 7
     for one, other in zip(got[1], want[1], strict=True):
         assert torch.equal(one, other)
-    again = run(chunk, x)[0]
-    assert torch.equal(again, want[0])
 
 
-@pytest.mark.parametrize("recomputed", [False, True])
-@pytest.mark.parametrize("kind", [Plain, SavedTwice])
+@pytest.mark.parametrize(("recomputed", "times"), [(False, 8), (True, 12)])
 def test_only_one_matrix_is_dequantized_at_a_time(
-    alone: None, kind: type[Plain], recomputed: bool, monkeypatch: pytest.MonkeyPatch
+    alone: None, recomputed: bool, times: int, monkeypatch: pytest.MonkeyPatch
 ):
     from retool_mcore.platforms import lora
 
-    chunk = stored(adapted(kind, "q_proj", "o_proj", "up_proj"))
+    chunk = stored(adapted(Plain, "q_proj", "o_proj", "up_proj"))
     made: list[int] = []
 
     def counted(*args: torch.Tensor) -> torch.Tensor:
@@ -127,11 +94,10 @@ def test_only_one_matrix_is_dequantized_at_a_time(
 
     monkeypatch.setattr(lora, "from_fp8", counted)
     run(chunk, torch.randn(4, 2, HIDDEN), recomputed=recomputed)
-    assert made == [0] * (12 if recomputed else 8), "whole ones while another was made"
+    assert made == [0] * times, "whole ones while another was made"
     for one in linears(chunk):
         assert one.live_storage() is None
         assert one.weight.element_size() == 1 and one.weight.untyped_storage().nbytes() == one.weight.numel()
-        assert one.scales.numel() == one.weight.shape[0]
 
 
 def test_a_weight_that_was_moved_is_read_where_it_is(alone: None):
@@ -151,21 +117,3 @@ def test_an_output_without_a_backward_pass_is_freed(alone: None):
     held = weakref.ref(output.untyped_storage())
     del output
     assert held() is None and layer.live_storage() is None
-
-
-def test_ranks_that_have_parts_of_a_row_agree_on_its_scale(alone: None, monkeypatch: pytest.MonkeyPatch):
-    """The other rank's columns are a thousand times larger."""
-    from megatron.core import parallel_state
-
-    from retool_mcore.platforms import lora
-
-    chunk, twin = adapted(Plain, "q_proj"), adapted(Plain, "q_proj")
-    twin.load_state_dict(chunk.state_dict())
-    stored(twin)
-    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_world_size", lambda: 2)
-    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_group", lambda: "both")
-    monkeypatch.setattr(lora.dist, "all_reduce", lambda largest, op, group: largest.mul_(1024))
-    times = [
-        float(one.scales[0] / other.scales[0]) for one, other in zip(linears(stored(chunk)), linears(twin), strict=True)
-    ]
-    assert times == [1.0, 1024.0, 1.0, 1024.0]

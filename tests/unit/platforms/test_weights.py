@@ -15,16 +15,6 @@ from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches_verl import send_as_one_tensor
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
-LIMIT = 4096
-
-
-@pytest.fixture(scope="module")
-def send() -> Any:
-    """SGLang's function that sends a bucket, patched."""
-    get_platform("cpu").activate()
-    from sglang.srt.weight_sync.utils import update_weights
-
-    return send_as_one_tensor(update_weights)
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -37,18 +27,7 @@ def weights() -> dict[str, torch.Tensor]:
         "bfloat16": torch.randn(5, 3).bfloat16(),
         "scalar": torch.tensor(2.5),
         "trained": torch.nn.Parameter(torch.randn(2, 2)),
-        **{f"expert{number}": torch.randn(16, 16).bfloat16() for number in range(40)},
-        "larger than a bucket": torch.randn(2, LIMIT),
     }
-
-
-def buckets_of(sent: dict[str, torch.Tensor]) -> list[list[tuple[str, torch.Tensor]]]:
-    from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
-
-    async def all_of_them() -> list[list[tuple[str, torch.Tensor]]]:
-        return [each async for each in get_named_tensor_buckets(iter(sent.items()), LIMIT)]
-
-    return asyncio.run(all_of_them())
 
 
 def bits(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
@@ -56,22 +35,30 @@ def bits(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
     return tensor.dtype, tensor.shape, bytes(plain.numpy())
 
 
-def loaded(request: Any) -> dict[str, torch.Tensor]:
-    """The weights that SGLang's model loads from a request."""
-    from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.utils import MultiprocessingSerializer
+class Engine:
+    """Loads the weights of a request as SGLang's model does."""
 
-    assert (request.load_format, request.flush_cache) == ("flattened_bucket", False)
-    mine, of_rank_1 = request.serialized_named_tensors
-    assert of_rank_1 == "of rank 1"
-    got: list[tuple[str, torch.Tensor]] = []
-    runner: Any = SimpleNamespace(model=SimpleNamespace(load_weights=got.extend))
-    ModelRunner._update_weights_from_flattened_bucket(runner, MultiprocessingSerializer.deserialize(mine))
-    return {name: tensor.clone() for name, tensor in got}
+    def __init__(self) -> None:
+        self.loaded: dict[str, torch.Tensor] = {}
+
+    async def update_weights_from_tensor(self, request: Any) -> None:
+        from sglang.srt.model_executor.model_runner import ModelRunner
+        from sglang.srt.utils import MultiprocessingSerializer
+
+        assert (request.load_format, request.flush_cache) == ("flattened_bucket", False)
+        mine, of_rank_1 = request.serialized_named_tensors
+        assert of_rank_1 == "of rank 1"
+        runner: Any = SimpleNamespace(model=SimpleNamespace(load_weights=self.load))
+        ModelRunner._update_weights_from_flattened_bucket(runner, MultiprocessingSerializer.deserialize(mine))
+
+    def load(self, named: Any) -> None:
+        self.loaded |= {name: tensor.clone() for name, tensor in named}
 
 
-def test_sglang_loads_the_sent_weights_from_one_handle_per_bucket(send, monkeypatch):
+def test_sglang_loads_the_sent_weights_from_one_handle(monkeypatch: pytest.MonkeyPatch):
+    get_platform("cpu").activate()
     from sglang.srt.utils import patch_torch
+    from sglang.srt.weight_sync.utils import update_weights
     from torch.multiprocessing.reductions import reduce_tensor
 
     monkeypatch.setattr(patch_torch, "monkey_patch_torch_reductions", lambda: None)  # knows devices alone
@@ -85,18 +72,10 @@ def test_sglang_loads_the_sent_weights_from_one_handle_per_bucket(send, monkeypa
 
     monkeypatch.setattr(torch.distributed, "gather_object", gather)
     mesh = SimpleNamespace(get_local_rank=lambda: 0, size=lambda: 2, mesh=torch.tensor([4, 5]), get_group=lambda: "tp")
-    got: dict[str, torch.Tensor] = {}
-
-    class Engine:
-        async def update_weights_from_tensor(self, request: Any) -> None:
-            got.update(loaded(request))
-
-    sent = weights()
-    buckets = buckets_of(sent)
-    for bucket in buckets:
-        asyncio.run(send(Engine(), bucket, "infer_tp", {"infer_tp": mesh}))
-    assert {name: bits(tensor) for name, tensor in got.items()} == {name: bits(each) for name, each in sent.items()}
-    assert len(packed) == len(buckets) < len(sent)
+    engine, sent = Engine(), weights()
+    asyncio.run(send_as_one_tensor(update_weights)(engine, list(sent.items()), "infer_tp", {"infer_tp": mesh}))
+    assert {name: bits(each) for name, each in engine.loaded.items()} == {name: bits(sent[name]) for name in sent}
+    assert len(packed) == 1
 
 
 def test_a_sender_or_a_receiver_without_a_peer_ends_after_its_timeout():
