@@ -10,7 +10,7 @@ from retool_mcore.data.files import read_rows
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs
 from retool_mcore.preflight.check import CheckScope, _checks, check
-from tests.unit.preflight.test_preflight import RL, good, settings, task  # noqa: F401  a fixture
+from tests.unit.preflight.test_preflight import RL, good
 
 ELSEWHERE = CheckScope(platform=get_platform("cpu"), is_target=False)
 MISTAKES = """
@@ -37,12 +37,8 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def wrong(config: RlConfig, here: CheckScope = ELSEWHERE) -> list[str]:
-    return [each.text for each in check(config, here) if each.severity == "error"]
-
-
-def test_a_good_run_has_no_mistake(task: Path):
-    assert wrong(good(task)) == []
+def wrong(config: RlConfig) -> list[str]:
+    return [each.text for each in check(config, ELSEWHERE) if each.severity == "error"]
 
 
 def test_a_reward_is_called_with_the_first_row_and_what_a_trajectory_did(task: Path):
@@ -59,38 +55,30 @@ def test_a_reward_is_called_with_the_first_row_and_what_a_trajectory_did(task: P
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "messages"),
     [
+        ("run.seed=1", []),
         ('rollout.tools=["nothing"]', ['rollout.tools = "nothing" is not of the form "module:name"']),
-        ('rollout.tools=["own_mistakes:Plain"]', ["call of Plain is not async. Write: async def call("]),
         (
             'rollout.tools=["code_interpreter", "own_mistakes:Plain", "own_mistakes:Nameless"]',
-            ["call of Plain is not async", "Nameless has no name"],
+            ["call of Plain is not async. Write: async def call(", "Nameless has no name"],
         ),
         ("reward.function=math:sqrt", ["the function raised TypeError: must be real number, not Response"]),
-        ("reward.function=own_mistakes:of_verl", ["cannot be called with one response", "def score(response)"]),
-        (
-            "reward.function=own_mistakes:without_result",
-            ["the result has score = None. Every part must be a finite number"],
-        ),
+        ("reward.function=own_mistakes:of_verl", ["cannot be called with one response"]),
+        ("reward.function=own_mistakes:without_result", ["score = None. Every part must be a finite number"]),
         ("reward.function=own_mistakes:of_extra_info", ["the function raised KeyError: 'level'"]),
+        ("data.train_file={task}/sft_train.parquet", ["no column data_source, prompt, reward_model; it has messages"]),
     ],
 )
-def test_a_mistake_in_own_code_is_one_line_each(task: Path, override: str, message: list[str]):
-    found = wrong(good(task, override))
-    assert all(text in " ".join(found) for text in message), found
-    assert all("\n" not in text for text in found)
-
-
-def test_a_file_for_sft_is_no_file_for_rl(task: Path):
-    (text,) = wrong(good(task, f"data.train_file={task}/sft_train.parquet"))
-    assert "no column data_source, prompt, reward_model; it has messages, tools. `retool data rl` writes" in text
+def test_each_mistake_is_one_line(task: Path, override: str, messages: list[str]):
+    found = wrong(good(task, override.replace("{task}", str(task))))
+    assert len(found) == len(messages), found
+    assert all(message in text and "\n" not in text for message, text in zip(messages, found, strict=True)), found
 
 
 def test_a_wrong_value_is_an_error_without_model_and_data():
-    shared = load_config(RlConfig, RL, ["memory.offload_idle=true", "reward.function=math:sqrt"])
-    message = wrong(shared)
-    assert any("memory.offload_idle" in text for text in message) and any("math:sqrt" in text for text in message)
+    settings, reward = wrong(load_config(RlConfig, RL, ["memory.offload_idle=true", "reward.function=math:sqrt"]))
+    assert "memory.offload_idle" in settings and "math:sqrt" in reward
 
 
 SETTINGS, MACHINE = ["settings", "stall"], ["versions", "devices", "disk", "host memory", "sockets"]

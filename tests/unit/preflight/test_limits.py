@@ -1,20 +1,27 @@
-"""What a shell's limits and a folder's rights do not allow is one line, before anything starts."""
+"""What a shell's limits, a folder's rights or a long name do not allow is told before a start."""
 
+import os
 import resource
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from retool_mcore.cli.main import all_commands
-from retool_mcore.config import SftConfig, load_config
+from retool_mcore.config import RlConfig, RunConfig, SftConfig, load_config
 from retool_mcore.platforms.base import get_platform
 from retool_mcore.preflight import limits
-from retool_mcore.preflight.limits import address_space_problem, ensure_open_files, ensure_threads
+from retool_mcore.preflight.limits import (
+    MANAGER,
+    RAY,
+    address_space_problem,
+    ensure_open_files,
+    ensure_threads,
+    sockets,
+)
 
-ROOT = Path(__file__).parents[3]
-SFT = ROOT / "configs" / "sft_tiny_cpu.toml"
+CONFIGS = Path(__file__).parents[3] / "configs"
+SFT, RL = CONFIGS / "sft_tiny_cpu.toml", CONFIGS / "rl_tiny_cpu.toml"
 
 
 @pytest.mark.parametrize(
@@ -26,25 +33,6 @@ def test_addresses_are_what_the_platforms_libraries_map(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (gib * 2**30, resource.RLIM_INFINITY))
     said = address_space_problem(get_platform(platform))
     assert message in said and bool(said) == bool(message)
-
-
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [
-        ("folder.html", "error: expected a file, found a folder (folder.html). Choose another path."),
-        ("file/x.html", "error: expected a folder, found a file (file). Choose another path."),
-        ("/proc/x.html", "error: permission denied (/proc/x.html). Choose another path"),
-    ],
-)
-def test_a_place_that_takes_no_file_is_one_line(
-    out: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "folder.html").mkdir()
-    (tmp_path / "file").write_text("")
-    monkeypatch.chdir(tmp_path)
-    run = ROOT / "tests" / "report" / "quickstart" / "tool_rl"
-    result = CliRunner().invoke(all_commands(), ["report", str(run), "--out", out])
-    assert result.exit_code == 2 and result.output.splitlines()[-1].startswith(message), result.output
 
 
 UNLIMITED = resource.RLIM_INFINITY
@@ -88,3 +76,46 @@ def test_a_folder_that_takes_no_file_is_told(tmp_path: Path, monkeypatch: pytest
     assert problem("file").startswith(f"{tmp_path}/file is not a folder. Set run.root")
     monkeypatch.setattr(limits.os, "access", lambda path, mode: mode != limits.os.W_OK | limits.os.X_OK)
     assert problem("new/folder").startswith(f"{tmp_path} cannot be written. Set run.root")
+
+
+def too_long(config: RunConfig) -> list[str]:
+    return [finding.text for finding in sockets(config) if finding.severity == "error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "length", "library"),
+    [
+        (SftConfig, "TMPDIR", 107 - len(MANAGER), ""),
+        (SftConfig, "TMPDIR", 107 - len(MANAGER) + 1, "multiprocessing"),
+        (SftConfig, "RAY_TMPDIR", 90, ""),
+        (RlConfig, "TMPDIR", 107 - len(RAY), ""),
+        (RlConfig, "TMPDIR", 107 - len(RAY) + 1, "Ray"),
+        (RlConfig, "RAY_TMPDIR", 107 - len(RAY) + 1, "Ray"),
+    ],
+)
+def test_a_folder_must_leave_room_for_the_names_of_sockets(
+    kind: type[RunConfig], name: str, length: int, library: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/tmp")  # which RAY_TMPDIR comes before
+    monkeypatch.setenv(name, "/tmp/".ljust(length, "x"))
+    monkeypatch.setattr(tempfile, "tempdir", os.environ["TMPDIR"])
+    found = too_long(load_config(kind, RL if kind is RlConfig else SFT))
+    assert len(found) == bool(library), found
+    assert all(text.startswith(f"{name} = ") and f": {library} creates sockets" in text for text in found)
+
+
+def test_ray_has_room_up_to_that_length():
+    assert len(MANAGER) == len("/pymp-12345678/listener-12345678"), "as multiprocessing names them"
+    from ray._private.utils import validate_socket_filepath
+
+    validate_socket_filepath("/" + "t" * (107 - len(RAY) - 1) + RAY)
+    with pytest.raises(OSError, match="AF_UNIX path length"):
+        validate_socket_filepath("/" + "t" * (107 - len(RAY)) + RAY)
+
+
+def test_the_sandboxs_socket_counts():
+    long = "/tmp/" + "s" * 103
+    for path, count in ((long[:-1], 0), (long, 1)):
+        found = too_long(load_config(RlConfig, RL, [f'sandbox.where=["unix://{path}"]']))
+        assert len(found) == count and all("108 bytes" in text for text in found)

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from retool_mcore.config import RlConfig, load_config
-from retool_mcore.config.saving import Best
+from retool_mcore.config import RlConfig, load_config, load_run
 from retool_mcore.errors import ConfigError
 from retool_mcore.platforms import get_platform
 from retool_mcore.preflight import inputs, machine
@@ -21,20 +20,11 @@ from retool_mcore.preflight.check import CheckScope, _findings, require
 from retool_mcore.preflight.cluster import NODE_SETTINGS, _node_facts
 from retool_mcore.preflight.findings import Finding, note, ok, warning
 from retool_mcore.run.environment import differing, fingerprint
-from tests.plain_chatml import PLAIN_CHATML
 
 ROOT = Path(__file__).parents[3]
-RL = ROOT / "configs" / "rl_tiny_cpu.toml"
+RL, SFT = ROOT / "configs" / "rl_tiny_cpu.toml", ROOT / "configs" / "sft_tiny_cpu.toml"
+CPU = get_platform("cpu")
 Usage = namedtuple("Usage", "total used free")
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from retool_mcore.data.tasks import TaskSpec, make_task
-
-    folder = tmp_path_factory.mktemp("task")
-    make_task(folder, 0, TaskSpec(sft_train=32, sft_val=8, rl_train=32, rl_val=8, eval=8))
-    return folder
 
 
 def settings(task: Path, *more: str) -> list[str]:
@@ -46,40 +36,36 @@ def good(task: Path, *more: str) -> RlConfig:
     return load_config(RlConfig, RL, settings(task, *more))
 
 
-HERE = CheckScope(platform=get_platform("cpu"))
-
-
 def judged(name: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    return list(_findings(name, look, HERE))
+    return list(_findings(name, look, CheckScope(platform=CPU)))
 
 
-def levels(findings: list[Finding]) -> list[str]:
+def levels(findings: Iterable[Finding]) -> list[str]:
     return [finding.severity for finding in findings]
 
 
-def test_versions_are_compared_with_the_extra_of_the_platform(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("name", "installed", "extras", "message"),
+    [
+        ("verl", "0.1", True, "verl 0.1 is installed, but verl==0.9.1 is needed. Run: pip install 'verl==0.9.1'"),
+        ("verl", "", True, "verl==0.9.1 is needed but not installed. Run `make install`."),
+        ("verl", "0.1", False, ""),
+        ("tenacity", "9.1.4", False, "tenacity 9.1.4 is installed, but tenacity"),
+    ],
+)
+def test_versions_are_compared_with_the_requirements_and_the_platforms_extra(
+    name: str, installed: str, extras: bool, message: str, monkeypatch: pytest.MonkeyPatch
+):
     real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1" if name == "verl" else real(name))
-    found = list(machine.versions(get_platform("cpu"), extras=True))
-    assert levels(found) == ["error"]
-    assert "verl 0.1 is installed, but verl==0.9.1 is needed" in found[0].text
 
-    def absent(name: str) -> str:
-        if name == "verl":
+    def version(package: str) -> str:
+        if package == name and not installed:
             raise importlib.metadata.PackageNotFoundError(name)
-        return real(name)
+        return installed if package == name else real(package)
 
-    monkeypatch.setattr(importlib.metadata, "version", absent)
-    (found,) = machine.versions(get_platform("cpu"), extras=True)
-    assert (found.severity, found.text) == ("error", "verl==0.9.1 is needed but not installed. Run `make install`.")
-
-
-def test_versions_are_compared_with_the_base_requirements(monkeypatch: pytest.MonkeyPatch):
-    real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.1.4" if name == "tenacity" else real(name))
-    (found,) = machine.versions(get_platform("cpu"), extras=False)
-    assert found.severity == "error" and "tenacity 9.1.4 is installed, but tenacity" in found.text
-    assert "pip install 'tenacity" in found.text
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    (found,) = machine.versions(CPU, extras=extras)
+    assert found.severity == ("error" if message else "ok") and found.text.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -100,37 +86,32 @@ def test_a_limit_of_silence_is_compared_with_the_plan(stall_s: int, level: str, 
 
 def test_too_few_devices(task: Path):
     run = good(task).model_copy(update={"cluster": good(task).cluster.model_copy(update={"gpus_per_node": 4096})})
-    found = judged("devices", lambda: machine.devices(run, get_platform("cpu")))
+    found = judged("devices", lambda: machine.devices(run, CPU))
     assert levels(found) == ["error"] and "4096" in found[0].text
-    assert set(levels(judged("devices", lambda: machine.devices(good(task), get_platform("cpu"))))) == {"ok"}
+    assert set(levels(machine.devices(good(task), CPU))) == {"ok"}
 
 
-@pytest.mark.parametrize(("free_gib", "level"), [(0.0001, "error"), (0.015, "warning"), (500, "ok")])
-def test_the_disk_must_hold_the_checkpoints(monkeypatch, task: Path, free_gib: float, level: str):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, int(free_gib * 2**30)))
-    found = list(machine.disk(good(task)))
-    assert levels(found) == [level] and "a checkpoint takes" in found[0].text
-
-
-def test_the_disk_must_hold_one_checkpoint_more_than_are_kept_and_the_best(monkeypatch, task: Path):
+@pytest.mark.parametrize(("free_gib", "level"), [(13, "error"), (14, "warning"), (39, "warning"), (40, "ok")])
+def test_the_disk_must_hold_one_checkpoint_more_than_are_kept_and_the_best(
+    task: Path, free_gib: int, level: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A checkpoint has 14 bytes per parameter."""
     monkeypatch.setattr(machine, "_params", lambda _: 10**9)
-    best = good(task).model_copy(update={"best": Best(metric="val_loss")})
-    texts = [finding.text for config in (good(task), best) for finding in machine.disk(config)]
-    assert good(task).checkpoint.keep == 2  # 14 bytes per parameter
-    assert "a checkpoint takes 13.0, the run 39.1 GiB" in texts[0] and "the run 52.2 GiB" in texts[1]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, free_gib * 2**30))
+    (found,) = machine.disk(good(task, "checkpoint.keep=2"))
+    assert found.severity == level and "a checkpoint takes 13.0, the run 39.1 GiB" in found.text
+    (found,) = machine.disk(good(task, "checkpoint.keep=2", "best.metric=val/accuracy"))
+    assert "the run 52.2 GiB" in found.text
 
 
-def test_a_run_that_saves_nothing_needs_no_room_for_it(monkeypatch: pytest.MonkeyPatch, task: Path):
+def test_a_run_that_saves_nothing_needs_no_room_and_is_told_so(monkeypatch: pytest.MonkeyPatch, task: Path):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**20))
-    config = good(task)
-    nothing = config.model_copy(
-        update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 0, "export": False})}
-    )
-    assert [finding.severity for finding in machine.disk(config)] == ["error"]
-    assert [finding.severity for finding in machine.disk(nothing)] == ["ok"]
-    *_, last = machine.settings(nothing, get_platform("cpu"))
+    config, nothing = good(task), good(task, "checkpoint.every_steps=0", "checkpoint.export=false")
+    assert levels(machine.disk(config)) == ["error"]
+    assert levels(machine.disk(nothing)) == ["ok"]
+    *_, last = machine.settings(nothing, CPU)
     assert last.severity == "warning" and "will not save the trained weights" in last.text
-    assert levels(list(machine.settings(config, get_platform("cpu")))) == ["ok"]
+    assert levels(machine.settings(config, CPU)) == ["ok"]
     slow = SimpleNamespace(name="slow", check_settings=lambda _: None, remarks=lambda _: ["it is slow"])
     assert [*machine.settings(config, slow)][1:] == [warning("settings", "it is slow")]  # type: ignore[arg-type]
 
@@ -155,18 +136,44 @@ def test_a_host_must_hold_what_moves_there(monkeypatch, tmp_path: Path, settings
         assert found.text.startswith(f"{available_gib} GiB available, {needed} GiB needed for weights and optimizer st")
 
 
-def test_little_shared_memory_is_a_warning_and_few_files_are_an_error(monkeypatch: pytest.MonkeyPatch):
-    cpu = get_platform("cpu")
+def test_little_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 2**26))
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
-    assert levels(list(machine.shared_memory(cpu))) == ["warning"]
-    found = list(machine.open_files(cpu))
-    assert levels(found) == ["error", "error", "warning"]  # files, the address space, processes
-    assert "ulimit -n" in found[0].text and "ulimit -v" in found[1].text
-    for files, processes, wanted in ((4095, 4095, ["warning", "warning"]), (4096, 4096, ["ok"])):
-        both = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_NPROC: processes}
-        monkeypatch.setattr(resource, "getrlimit", lambda which, both=both: (both.get(which, -1), -1))
-        assert levels(list(machine.open_files(cpu))) == wanted
+    assert levels(machine.shared_memory(CPU)) == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("files", "processes", "addresses", "wanted"),
+    [
+        (256, 256, 256, ["error", "error", "warning"]),  # files, the address space, processes
+        (4095, 4095, -1, ["warning", "warning"]),
+        (4096, 4096, -1, ["ok"]),
+    ],
+)
+def test_limits_below_what_is_needed_are_errors_and_below_what_is_recommended_warnings(
+    files: int, processes: int, addresses: int, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    limits = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_NPROC: processes, resource.RLIMIT_AS: addresses}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
+    assert levels(machine.open_files(CPU)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "interface", "mode", "message"),
+    [
+        (SFT, "ib0", "", []),
+        (SFT, "", "disabled", ["SOCKET_IFNAME is not set"]),
+        (RL, "ib0", "token", []),
+        (RL, "ib0", "disabled", ["can run code as you"]),
+    ],
+)
+def test_ports_of_several_nodes_that_can_be_closed_are_warnings(
+    config: Path, interface: str, mode: str, message: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(machine.INTERFACE, interface)
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    found = list(machine.network(load_run(config, ["cluster.nodes=2"])))
+    assert levels(found) == ["warning"] * len(message)
+    assert all(text in each.text for text, each in zip(message, found, strict=True))
 
 
 def test_a_model_is_looked_up_where_its_name_says(task: Path, monkeypatch: pytest.MonkeyPatch):
@@ -181,23 +188,15 @@ def test_a_model_is_looked_up_where_its_name_says(task: Path, monkeypatch: pytes
         assert found.severity == level and "my/model" in found.text
 
 
-def test_a_template_without_tool_turns(task: Path, tmp_path: Path):
-    (tmp_path / "plain.jinja").write_text(PLAIN_CHATML, encoding="utf-8")
-    run = good(task, f"model.chat_template={tmp_path / 'plain.jinja'}")
-    found = judged("tokenizer", lambda: inputs.tokenizer(run))
-    assert levels(found) == ["error"] and "tool" in found[0].text, found
-
-
 def test_validation_on_the_training_file(task: Path):
+    def found(*settings_: str) -> list[Finding]:
+        return judged("data", lambda: inputs.data(good(task, *settings_), all_rows=True, render=True))
+
     both = f'validation.files=["{task}/rl_val.parquet", "{task}/rl_train.parquet"]'
-    run = good(task, both)
-    found = judged("data", lambda: inputs.data(run, all_rows=True, render=True))
-    assert "error" in levels(found)
-    run = good(task, both, "data.allow_overlap=true")
-    assert set(levels(judged("data", lambda: inputs.data(run, all_rows=True, render=True)))) == {"ok", "note"}
-    run = good(task, "data.train_file=a", 'validation.files=["b"]')
-    (found,) = judged("data", lambda: inputs.data(run, all_rows=True, render=True))
-    assert found.severity == "error" and found.text.startswith("data.train_file = a and validation.files = b not ")
+    assert "error" in levels(found(both))
+    assert set(levels(found(both, "data.allow_overlap=true"))) == {"ok", "note"}
+    (absent,) = found("data.train_file=a", 'validation.files=["b"]')
+    assert absent.severity == "error" and absent.text.startswith("data.train_file = a and validation.files = b not ")
 
 
 def test_checks_go_on_after_an_error():
@@ -225,23 +224,17 @@ def test_one_of_a_folders_files_that_differs_on_a_node_is_named(task: Path, tmp_
     assert sentence.startswith(f"data.train_file = {tmp_path}/b.parquet is ") and sentence.endswith(" on other")
 
 
-def test_a_node_with_other_settings_is_named_by_the_key(task: Path):
-    here, there = fingerprint(good(task)), fingerprint(good(task, "optim.lr=3e-6", "run.seed=9"))
+def test_a_node_with_other_settings_is_asked_for_those_of_its_own_script(task: Path, monkeypatch: pytest.MonkeyPatch):
+    run = good(task)
+    here, _ = _node_facts(run)
+    assert here == fingerprint(run)
+    other = settings(task, "optim.lr=3e-6", "verl_overrides.trainer.balance_batch=false")
+    monkeypatch.setenv(NODE_SETTINGS, "\n".join([str(RL), *other]))
+    there, _ = _node_facts(run)
     assert sorted(differing([here, {**there, "host": "b"}])) == [
         f"optim.lr is 0.0002 on {here['host']} and 3e-06 on b",
-        f"run.seed is 0 on {here['host']} and 9 on b",
+        f"verl_overrides.trainer.balance_batch is not set on {here['host']} and False on b",
     ]
-    more = fingerprint(good(task, "verl_overrides.trainer.balance_batch=false"))
-    assert differing([here, {**more, "host": "b"}]) == [
-        f"verl_overrides.trainer.balance_batch is not set on {here['host']} and False on b"
-    ]
-
-
-def test_a_ray_node_is_asked_for_the_settings_of_its_own_script(task: Path, monkeypatch: pytest.MonkeyPatch):
-    run = good(task)
-    assert _node_facts(run)[0] == fingerprint(run)
-    monkeypatch.setenv(NODE_SETTINGS, "\n".join([str(RL), *settings(task, "optim.lr=3e-6")]))
-    assert any("optim.lr" in sentence for sentence in differing([fingerprint(run), _node_facts(run)[0]]))
 
 
 def test_each_sandbox_is_called(task: Path, monkeypatch):
