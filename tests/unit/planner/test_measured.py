@@ -15,7 +15,7 @@ from retool_mcore.config import load_run
 from retool_mcore.model.shape import PUBLISHED, ModelShape
 from retool_mcore.planner.hardware import parse
 from retool_mcore.planner.lengths import Lengths
-from retool_mcore.planner.plan import Plan, make_plan
+from retool_mcore.planner.plan import make_plan
 from tests.unit.planner.plans import CONFIGS, ROOT, SEVEN, rl, sft
 
 CASES = tomllib.loads((ROOT / "perf" / "cases.toml").read_text(encoding="utf-8"))
@@ -41,16 +41,12 @@ def test_a_measured_run_of_sft(row: dict[str, Any]):
         assert 0.95 * row["gib"] < plan.need_gib < 1.15 * row["gib"], "a plan that is too careful does less harm"
 
 
-def planned(row: dict[str, Any]) -> Plan:
-    """The plan of a case of perf/cases.toml, or of a configuration."""
-    case = CASES.get(row["case"], {"config": row["case"], "set": []})
-    config = rl(Path(case["config"]).stem, *case["set"], *row["settings"])
-    return make_plan(config, shape_of(row), parse(row["hardware"]), lengths=Lengths(**row["lengths"]))
-
-
 @pytest.mark.parametrize("row", MEASURED["rl"], ids=lambda row: row["what"])
 def test_a_measured_step_of_rl(row: dict[str, Any]):
-    plan = planned(row)
+    """Of a case of perf/cases.toml, or of a configuration."""
+    case = CASES.get(row["case"], {"config": row["case"], "set": []})
+    config = rl(Path(case["config"]).stem, *case["set"], *row["settings"])
+    plan = make_plan(config, shape_of(row), parse(row["hardware"]), lengths=Lengths(**row["lengths"]))
     assert plan.step_s == pytest.approx(row["seconds"], rel=0.20), plan.phases
     assert plan.fits
     phases = row.get("phases", {})  # no sum that is right because two of its parts are wrong
