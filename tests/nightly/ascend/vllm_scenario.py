@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,12 +170,13 @@ def overfitted(model: Any, prompt: list[int], response: list[int]) -> None:
         optimizer.step()
 
 
-def log_probs(model: Any, trajectory: Trajectory, temperature: float = 1.0) -> torch.Tensor:
-    """Of the response's tokens [T], by one forward pass over all of them."""
+def log_probs(model: Any, trajectory: Trajectory, temperature: float) -> list[float]:
+    """Of the response's tokens, by one forward pass over all of them."""
     ledger = trajectory.ledger
     context = torch.tensor([ledger.context])
-    logits = model(context).logits[0, len(ledger.prompt_ids) - 1 : -1].float() / temperature
-    return torch.log_softmax(logits, -1).gather(-1, context[0, len(ledger.prompt_ids) :, None])[:, 0]
+    with torch.no_grad():
+        logits = model(context).logits[0, len(ledger.prompt_ids) - 1 : -1].float() / temperature
+    return torch.log_softmax(logits, -1).gather(-1, context[0, len(ledger.prompt_ids) :, None])[:, 0].tolist()
 
 
 def described(trajectory: Trajectory, models: dict[int, Any], temperature: float = 1.0) -> dict[str, Any]:
@@ -183,8 +184,7 @@ def described(trajectory: Trajectory, models: dict[int, Any], temperature: float
     weights that it names for each token.
     """
     ledger, gaps = trajectory.ledger, [0.0]
-    with torch.no_grad():
-        forward = {version: log_probs(model, trajectory, temperature).tolist() for version, model in models.items()}
+    forward = {version: log_probs(model, trajectory, temperature) for version, model in models.items()}
     for at, (version, loss) in enumerate(zip(ledger.versions, ledger.loss_mask, strict=True)):
         if loss:
             gaps.append(abs(forward[version][at] - ledger.logprobs[at]))
@@ -196,19 +196,15 @@ def described(trajectory: Trajectory, models: dict[int, Any], temperature: float
     }  # fmt: skip
 
 
-@dataclass
 class Sampler:
     """Our loop before the server, with a run's settings."""
 
-    config: RlConfig
-    server: Server
-    tokenizer: Any
-
-    def __post_init__(self) -> None:
+    def __init__(self, config: RlConfig, server: Server, tokenizer: Any) -> None:
+        self.config, self.server, self.tokenizer = config, server, tokenizer
         # Shared, as in a run; it starts at the first call.
         self.sandbox = open_sandbox("local", min_level="rlimits", workers=1)
-        self.protocol = protocol_of(self.config.rollout, self.tokenizer)
-        self.prompt = checked_prompt(self.protocol, QUESTION, self.config.data.max_prompt_tokens, "here")
+        self.protocol = protocol_of(config.rollout, tokenizer)
+        self.prompt = checked_prompt(self.protocol, QUESTION, config.data.max_prompt_tokens, "here")
 
     async def run(self, name: str, *, tokens: int = 400, temperature: float = 1.0) -> Trajectory:
         limits = replace(Limits.of(self.config.rollout, self.config.sandbox), max_response_tokens=tokens)
@@ -231,19 +227,6 @@ async def interrupted(sampler: Sampler, models: dict[int, Any]) -> dict[str, Any
     return {**described(trajectory, models), "aborted": counted["aborted_count"], "crossed": crossed}
 
 
-async def kept_out(sampler: Sampler, models: dict[int, Any]) -> dict[str, Any]:
-    """A turn that finds the gate shut: verl answers with an abort that has no list of
-    log-probabilities.
-    """
-    replica = sampler.server.replica
-    await replica.abort_all_requests(reject_request=True)
-    running = asyncio.create_task(sampler.run("kept out", tokens=8))
-    await asyncio.sleep(2.5)
-    early = running.done()
-    await replica.resume_generation()
-    return {**described(await running, models), "early": early}
-
-
 async def called(sampler: Sampler, model: Any) -> dict[str, Any]:
     """A model that makes a call and answers, with the interpreter between."""
     turns = [sampler.tokenizer.encode(text, add_special_tokens=False) for text in TURNS]
@@ -253,26 +236,6 @@ async def called(sampler: Sampler, model: Any) -> dict[str, Any]:
     cold = 0.5  # at 1.0 one response of fifteen leaves what it was taught
     trajectory = await sampler.run("called", temperature=cold)
     return {**described(trajectory, {3: model}, cold), "turns": turns, "between": len(between)}
-
-
-async def learnt(sampler: Sampler, model: Any) -> dict[str, Any]:
-    """One step of GRPO on eight responses, of which the half with the larger first tokens is
-    rewarded. The step is torch's, the samples and the way of the new weights are a run's.
-    """
-    await sampler.server.send(model, 4)
-    group = await asyncio.gather(*(sampler.run(f"group {i}", tokens=12) for i in range(8)))
-    firsts = torch.tensor([each.ledger.response_ids[0] for each in group])
-    rewards = (firsts > firsts.median()).float() * 2 - 1
-    before = [described(each, {4: model})["gap"] for each in group]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for each, advantage in zip(group, rewards - rewards.mean(), strict=True):
-        ratio = (log_probs(model, each) - torch.tensor(each.ledger.logprobs)).exp()
-        (-advantage * ratio.mean() / len(group)).backward()
-    optimizer.step()
-    await sampler.server.send(model, 5)
-    after = await sampler.run("after", tokens=12)
-    old = max(abs(a - b) for a, b in zip(log_probs(model, group[0]).tolist(), group[0].ledger.logprobs, strict=True))
-    return {"rewards": rewards.tolist(), "gap": max(before), "moved": old, "after": described(after, {5: model})}
 
 
 async def main(folder: Path) -> dict[str, Any]:
@@ -285,7 +248,7 @@ async def main(folder: Path) -> dict[str, Any]:
         random_model(folder / name, tokenizer, seed)
     models = {
         version: AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32)
-        for version, name in enumerate(("model", "other", "model", "other"), 1)
+        for version, name in enumerate(("model", "other", "model"), 1)
     }
     server = Server(config)
     sampler = Sampler(config, server, tokenizer)
@@ -295,20 +258,14 @@ async def main(folder: Path) -> dict[str, Any]:
         mock.patch("ray.get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: str(os.getpid()))),
         mock.patch("ray.util.get_node_ip_address", lambda: "127.0.0.1"),
     ):
-        return await sampled(server, sampler, models)
-
-
-async def sampled(server: Server, sampler: Sampler, models: dict[int, Any]) -> dict[str, Any]:
-    await server.start()
-    await server.send(models[1], 1)
-    out: dict[str, Any] = {"length": described(await sampler.run("length", tokens=24, temperature=0.7), models, 0.7)}
-    out["interrupted"] = await interrupted(sampler, models)
-    out["kept_out"] = await kept_out(sampler, models)
-    out["called"] = await called(sampler, models[3])
-    out["learnt"] = await learnt(sampler, models[4])
-    await sampler.sandbox.close()
-    server.handle.actor.engine.shutdown()
-    return out
+        await server.start()
+        await server.send(models[1], 1)
+        length = await sampler.run("length", tokens=24, temperature=0.7)
+        found = {"length": described(length, models, 0.7), "interrupted": await interrupted(sampler, models)}
+        found["called"] = await called(sampler, models[3])
+        await sampler.sandbox.close()
+        server.handle.actor.engine.shutdown()
+    return found
 
 
 if __name__ == "__main__":

@@ -11,8 +11,15 @@ import types
 import torch
 from torch.utils.backend_registration import rename_privateuse1_backend
 
-CALLS: list[str] = []  # what was asked of torch.npu, in order
-NUM_DEVICES = 8
+ANSWERS = {
+    "is_available": True,
+    "device_count": 8,
+    "current_device": 0,
+    "_is_in_bad_fork": False,  # what PyTorch itself asks of a registered device module
+    "is_initialized": False,
+    "get_device_name": "Ascend910B3",
+    "get_device_capability": None,
+}
 
 
 def __getattr__(name: str):
@@ -29,36 +36,17 @@ def __getattr__(name: str):
 
 
 class _Npu(types.ModuleType):
+    mstx = types.SimpleNamespace()  # the profiler's marks, which verl imports by name
+
     def __getattr__(self, name: str):
+        if name in ANSWERS:
+            return lambda *_, **__: ANSWERS[name]
         if name.startswith("__"):
             raise AttributeError(name)
         raise RuntimeError(f"torch.npu.{name} is a call the adapter must not make before a run starts")
 
 
 _npu = _Npu("torch.npu")
-
-
-def _answer(name: str, value: object = None) -> None:
-    def ask(*arguments: object, **_: object) -> object:
-        CALLS.append(f"{name}{arguments}")
-        return value
-
-    setattr(_npu, name, ask)
-
-
-_answer("is_available", True)
-_answer("device_count", NUM_DEVICES)
-_answer("current_device", 0)
-_answer("_is_in_bad_fork", False)  # what PyTorch itself asks of a registered device module
-_answer("is_initialized", False)
-_answer("set_device")
-_answer("synchronize")
-_answer("max_memory_allocated", 3 * 2**30)
-_answer("get_device_name", "Ascend910B3")
-_answer("get_device_capability", None)
-
-_npu.mstx = types.SimpleNamespace()  # the profiler's marks, which verl imports by name
 sys.modules["torch_npu.npu"] = _npu
-
 rename_privateuse1_backend("npu")
 torch._register_device_module("npu", _npu)
