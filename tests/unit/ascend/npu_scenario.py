@@ -16,17 +16,22 @@ from retool_mcore.platforms import get_platform
 CONFIG = Path(__file__).parents[3] / "configs" / "sft_qwen2.5_7b_a2x8.toml"
 
 
-def activated() -> dict[str, Any]:
-    from retool_mcore.verl.plugin import assert_loaded
-
+def found() -> dict[str, Any]:
     platform = get_platform("ascend")
     platform.activate()
     platform.activate()
-    assert_loaded()
     import mindspeed.megatron_adaptor as mindspeed
     from verl.utils import device
     from verl.workers.engine import EngineRegistry
+    from verl.workers.engine.mindspeed import transformer_impl
 
+    from retool_mcore.verl.keys.tree import sft_parts, sft_sections
+    from retool_mcore.verl.plugin import assert_loaded
+
+    assert_loaded()
+    run = load_config(SftConfig, CONFIG, ["parallel.tp=2", "parallel.cp=2", "memory.recompute=full"])
+    # What verl's engine hands to MindSpeed before it makes the process groups.
+    transformer_impl._mindspeed_repatch(sft_parts(run, platform, sft_sections(run, platform))["engine"])
     verl = {
         "device": device.get_device_name(),
         "backend": device.get_nccl_backend(),
@@ -34,24 +39,11 @@ def activated() -> dict[str, Any]:
         "visible_devices": device.get_visible_devices_keyword(),
         "engine": EngineRegistry.get_engine_cls(model_type="language_model", backend="megatron").__name__,
     }
-    return {"verl": verl, "mindspeed_came_first": not mindspeed.MEGATRON_WAS_LOADED, "options": repatched()}
-
-
-def repatched() -> dict[str, str]:
-    """What verl's MindSpeed engine hands to MindSpeed before it makes the process groups."""
-    import mindspeed.megatron_adaptor as mindspeed
-    from verl.workers.engine.mindspeed import transformer_impl
-
-    from retool_mcore.verl.keys.tree import sft_parts, sft_sections
-
-    platform = get_platform("ascend")
-    run = load_config(SftConfig, CONFIG, ["parallel.tp=2", "parallel.cp=2", "memory.recompute=full"])
-    engine_config = sft_parts(run, platform, sft_sections(run, platform))["engine"]
-    transformer_impl._mindspeed_repatch(engine_config)
-    return {key: str(value) for key, value in mindspeed.REPATCHED[-1].items()}
+    options = {key: str(value) for key, value in mindspeed.REPATCHED[-1].items()}
+    return {"verl": verl, "mindspeed_came_first": not mindspeed.MEGATRON_WAS_LOADED, "options": options}
 
 
 if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
-        result = activated()
+        result = found()
     print(json.dumps(result))

@@ -1,6 +1,8 @@
 """Class Ascend on a machine without an NPU, and the settings and variables that it refuses."""
 
 import importlib.util
+import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,30 @@ def test_a_machine_without_an_npu_is_an_error(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "absent"))
     with pytest.raises(PlatformError, match=r"needs torch_npu, which is not installed \(CANN is not at .*absent"):
         get_platform("ascend").check_machine()
+
+
+@pytest.mark.parametrize(
+    ("driver", "cann", "problem"),
+    [
+        ("26.0.rc1", "9.0.0", ""),
+        ("26.0.rc1", "8.5.0", r"CANN 8\.5\.0 is installed in .*, but 9\.1 or 9\.0 is needed"),
+        ("25.2.3", "9.0.0", r"cannot send weights to the engines with version 25\.2\.3"),
+        ("", "", "non-zero exit status 255. DrvMng failed. It reads them again"),
+    ],
+)
+def test_the_versions_of_cann_and_its_driver_must_fit(
+    verl_on_cpu: None, driver: str, cann: str, problem: str, monkeypatch: pytest.MonkeyPatch
+):
+    from verl.utils import device
+
+    def versions() -> tuple[None, str, str]:
+        if not driver:
+            raise subprocess.CalledProcessError(255, "npu-smi", "DrvMng failed\n")
+        return None, driver, cann
+
+    monkeypatch.setattr(device, "get_npu_versions", versions)
+    with pytest.raises(PlatformError, match=problem) if problem else nullcontext():
+        assert Ascend().facts() == {"CANN": cann, "driver": driver}
 
 
 @pytest.mark.parametrize(
