@@ -13,10 +13,9 @@ Exit codes:
 - 2: not comparable, because hardware, settings, packages or tokens differ. Name intended
   differences with --changed.
 
-A difference counts if it is significant (Student's t on the logarithms) and not small. With 20
-steps and 2 % noise, the gate finds a difference of 3 % in 9 of 10 runs, and passes equal runs in 99
-of 100. With fewer steps, such as in RL's baselines, only larger differences are significant. The
-output includes the smallest detectable difference (tests/unit/perf/test_gate_power.py).
+A difference counts if it is significant (Student's t on the logarithms) and not small. With fewer
+steps, such as in RL's baselines, only larger differences are significant. The output includes the
+smallest detectable difference (tests/unit/perf/test_perf_gate.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 verl's registries and entry points let us replace its trainer and workers, but not parts of a step.
 For those we use these private names. `retool preflight` lists them. A test in tests/unit/verl
-checks that the list is complete and that the parameters have not changed.
+checks that the names exist and that their parameters have not changed.
 """
 
 from retool_mcore.platforms.patches import Seam, requirement

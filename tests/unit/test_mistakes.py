@@ -27,7 +27,7 @@ CASES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encodi
 
 @pytest.fixture(autouse=True)
 def no_stage_lasts(monkeypatch: pytest.MonkeyPatch):
-    """What a stage says in a log once it has lasted is tests/e2e/test_status.py's."""
+    """A slow machine must not add a stage's line to the log."""
     monkeypatch.setattr("retool_mcore.run.status.SLOW_AFTER_S", 600.0)
 
 

@@ -1,4 +1,4 @@
-"""Removes one change of the patches of training at a time and runs what the change enables.
+"""Removes one change of platform `cpu` at a time and runs what the change enables.
 
     python -m tests.nightly.platforms.without_patches OUT_FOLDER
 
@@ -8,49 +8,33 @@ whole process, so this is a program. PROBES has the probe of each change.
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import multiprocessing
 import os
 import shutil
 import socket
 import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch.distributed as dist
-
 from retool_mcore.errors import CheckpointError
-from retool_mcore.platforms import get_platform, patches_verl
-from retool_mcore.platforms.patches_mbridge import EXPERT_EXPORT_PATCH
-from retool_mcore.platforms.patches_megatron import WRITER_PATCH
-from retool_mcore.platforms.patches_torch import STORE_PATCH
-from tests.parity import megatron_ranks
-
-# Patches of which `make test` shows the effect, and that only save time, or that engines need.
-SHOWN_IN_MAKE_TEST = (
-    *get_platform("cpu").sglang_patches(),
-    *get_platform("cpu").weight_sync_patches(),
-    patches_verl.PACKING_PATCH,
-    patches_verl.MICRO_BATCH_PATCH,
-    patches_verl.CHUNK_PATCH,
-    patches_verl.API_KEY_PATCH,
-    patches_verl.MASTER_PORT_PATCH,
-    EXPERT_EXPORT_PATCH,
-    WRITER_PATCH,
-    STORE_PATCH,
-)
-# Changes that only several ranks or the asynchronous trainer need, which run in `make test`.
-OF_OTHER_RUNS = {
-    "torch.Tensor.pin_memory",
-    "megatron.core.dist_checkpointing.exchange_utils.torch",
-    "megatron.core.models.common.embeddings.rope_utils.torch",
-    "megatron.core.tensor_parallel.mappings.torch",
-    "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu",
-    "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states",
-}
+from retool_mcore.platforms import get_platform
+from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
+from tests.parity import host_reads, megatron_ranks
+from tests.parity.host_reads import known_tokens, reads
+from tests.unit.platforms import doors
+from tests.unit.platforms.test_prefills import Scheduling
 
 
 def join_gloo() -> None:
+    import torch.distributed as dist
+
     if not dist.is_initialized():
         dist.init_process_group("gloo")
 
@@ -64,6 +48,7 @@ class Probes:
         self.experts = str(megatron_ranks.make_model(folder / "experts", "qwen3_moe"))
 
     def join_group(self) -> str:
+        import torch.distributed as dist
         from verl.utils.distributed import initialize_global_process_group_ray
 
         initialize_global_process_group_ray()
@@ -81,6 +66,162 @@ class Probes:
     def train_experts(self) -> str:
         join_gloo()
         return repr(megatron_ranks.run({"model": self.experts, "actions": [["train", 1, 1]]}))
+
+    def exchange_of_tokens(self) -> str:
+        import torch
+        import torch.distributed as dist
+        from megatron.core.transformer.moe import token_dispatcher
+
+        join_gloo()
+        sizes = token_dispatcher.maybe_move_tensor_to_cpu(torch.tensor([3]), as_numpy=True, record_stream=False)
+        received = torch.empty(3)
+        dist.all_to_all_single(received, torch.ones(3), output_split_sizes=sizes, input_split_sizes=sizes)
+        return repr(received)
+
+    def memory_for_the_experts_of_tokens(self) -> str:
+        from sglang.srt.state_capturer.base import BaseHostCache
+
+        return repr(BaseHostCache(num_tokens=3, num_layers=2, topk_size=2, name="experts").buffer.shape)
+
+    def tokens_of_two_ranks(self) -> str:
+        """Ranks with 3 and with 1 token, as threads: all tokens on both, and back what each had."""
+        import torch
+        import torch.distributed as dist
+        from megatron.core.tensor_parallel import mappings
+
+        store = torch._C._distributed_c10d.HashStore()
+
+        def of_rank(rank: int) -> list[list[float]]:
+            group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
+            gathered = mappings._gather_along_first_dim(torch.full(([3, 1][rank],), rank + 1.0), group, [3, 1])
+            return [gathered.tolist(), mappings._reduce_scatter_along_first_dim(gathered, group, [3, 1]).tolist()]
+
+        with ThreadPoolExecutor() as pool:
+            return repr(list(pool.map(of_rank, range(2))))
+
+    def rotary_embedding_of_a_context_parallel_rank(self) -> str:
+        import torch
+        import torch.distributed as dist
+        from megatron.core.models.common.embeddings.rope_utils import get_pos_emb_on_this_cp_rank
+
+        return repr(get_pos_emb_on_this_cp_rank(torch.arange(8.0).view(8, 1), 0, dist.group.WORLD).shape)
+
+    def weights_for_sglang(self) -> str:
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from verl.workers.rollout.sglang_rollout import sglang_rollout
+
+        update_weights: Any = vars(sglang_rollout)["sgl_update_weights"]
+
+        class Engine:
+            async def update_weights_from_tensor(self, request: Any) -> dict[str, bool]:
+                self.payloads = request.serialized_named_tensors
+                return {"success": True}
+
+        join_gloo()
+        engine, mesh = Engine(), init_device_mesh("cpu", (1,), mesh_dim_names=("infer_tp",))
+        asyncio.run(update_weights(engine, [("weight", torch.ones(2))], "infer_tp", mesh))
+        return f"{len(engine.payloads[0])} bytes"
+
+    def results_of_two_saves(self) -> str:
+        """Two roles are saved at the same time; the first asks for its results last."""
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+        actor, critic = (filesystem_async._get_write_results_queue() for _ in range(2))
+        actor.put("the actor's")
+        critic.put("the critic's")
+        return f"{critic.get_nowait()} for the critic, {actor.get_nowait()} for the actor"
+
+    def seeds_of_requests(self) -> str:
+        from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+        from sglang.srt.sampling.sampling_params import SamplingParams
+        from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+        set_global_server_args_for_scheduler(ServerArgs(model_path=self.model, device="cpu"))
+
+        class Batch(SimpleNamespace):
+            """Can be referred to weakly."""
+
+        requests = [
+            SimpleNamespace(sampling_params=SamplingParams(sampling_seed=seed), custom_logit_processor=None)
+            for seed in (7, 8)
+        ]
+        info = SamplingBatchInfo.from_schedule_batch(Batch(reqs=requests, device="cpu"), 4)
+        return f"seeds {info.sampling_seed.tolist() if info.sampling_seed is not None else None}"
+
+    def end_of_a_call(self) -> str:
+        """Whether SGLang stops after "x > 3" or after </code>, and whether the request is freed."""
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        from retool_mcore.platforms.call_end import TABLE, CallEnd
+
+        call_end = CallEnd.of({"</": 1, "code": 2, ">": 3, "x": 4}, "</code>")
+        params = SamplingParams(stop_token_ids=[3], custom_params={TABLE: call_end.as_json})
+        request = Req("0", "", [9], params)
+        request.output_ids.extend([4, 3, 4, 1, 2, 3, 4])  # as a speculative step accepts them
+        found = f"{request._check_token_based_finish(request.output_ids[:])}, {request.finished_len} tokens"
+        alive = weakref.ref(request)
+        gc.disable()
+        del request
+        freed = alive() is None
+        gc.enable()
+        return f"{found}, freed {freed}"
+
+    def sums_of_weights(self) -> str:
+        import torch
+        from sglang.srt.utils.weight_checker import WeightChecker
+
+        runner = SimpleNamespace(model=torch.nn.Linear(2, 2))
+        checker: Any = WeightChecker(runner)
+        return repr(sorted(checker.handle("retool_sums:")["sums"]))
+
+    def draw_by_a_seed(self) -> str:
+        import torch
+        from sglang.srt.layers import sampler
+
+        logprobs_NV = torch.tensor([[0.5, 0.5]]).log()
+        drawn = sampler.multinomial_with_seed(logprobs_NV, torch.tensor([7]), torch.tensor([3]))
+        return f"drawn in the shape {list(drawn.shape)}"
+
+    def copy_of_the_weights(self) -> str:
+        import torch
+        from verl.utils.megatron_utils import copy_megatron_model_to_cpu
+
+        [copy] = copy_megatron_model_to_cpu([torch.nn.Linear(2, 2)]).values()
+        return f"{sorted(copy['model_state'])} copied"
+
+    def resume_from_a_reshardable_checkpoint(self) -> str:
+        checkpoint = self.folder / "reshardable"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        join_gloo()
+        actions = [["train", 1, 1], ["save", str(checkpoint)], ["load", str(checkpoint)], ["train", 2, 3]]
+        return repr(megatron_ranks.run({"model": self.model, "reshardable": True, "actions": actions}))
+
+    def shard_that_another_rank_has_read(self) -> str:
+        import torch
+        from megatron.core.dist_checkpointing.exchange_utils import _get_empty_tensor_for_exchange
+
+        shard = SimpleNamespace(data=torch.ones(2), init_data=lambda device: None)
+        received, _ = _get_empty_tensor_for_exchange("shard", {"shard": shard}, {}, {})
+        return f"received on {received.device}"
+
+    def hooks_of_two_chunks(self) -> str:
+        import torch
+        from megatron.core.distributed import DistributedDataParallel
+        from verl.workers.engine.megatron import transformer_impl
+
+        config, chunks = SimpleNamespace(no_sync_func=None, grad_sync_func=None), []
+        for _ in range(2):
+            chunk = DistributedDataParallel.__new__(DistributedDataParallel)
+            torch.nn.Module.__init__(chunk)
+            chunk.config, chunk.ddp_config = config, SimpleNamespace(overlap_grad_reduce=True)
+            chunks.append(chunk)
+        optimizer = SimpleNamespace(config=SimpleNamespace(), scale_loss=None)
+        set_hooks = transformer_impl.register_megatron_training_hooks  # pyright: ignore[reportPrivateImportUsage]  patched there
+        set_hooks(chunks, optimizer)
+        return repr([[each.__self__ is chunk for each, chunk in zip(found, chunks, strict=True)]
+                     for found in (config.no_sync_func, config.grad_sync_func)])  # fmt: skip
 
     def log_probabilities_beyond_the_original_context(self) -> str:
         join_gloo()
@@ -106,18 +247,114 @@ class Probes:
             return "refused" if "self_attn.o_proj.bias" in str(refused) else repr(refused)
         return "loaded"
 
+    def batched_prefills(self) -> str:
+        """The number of prefills for 30 requests that come one before each step of 200 others."""
+        from sglang.srt.managers.scheduler import Scheduler
 
+        made = list(Scheduling(200).prefills(Scheduler.get_new_batch_prefill, 31, every=1))
+        return f"{len(made)} prefills of {sum(size for _, size in made)}"
+
+    def micro_batches_of_a_batch(self) -> str:
+        from verl.utils import tensordict_utils as tu
+        from verl.workers.engine.megatron import transformer_impl
+
+        data = megatron_ranks.as_tensordict([([7] * 10, [1] * 10)] * 4)
+        tu.assign_non_tensor(data, max_token_len_per_gpu=40, **{MIN_MICRO_BATCHES: 4})
+        prepare = transformer_impl.prepare_micro_batches  # pyright: ignore[reportPrivateImportUsage]  patched there
+        micro_batches, _ = prepare(data=data, min_num_micro_batch=None)
+        return f"{len(micro_batches)} micro-batches"
+
+    def pack_and_unpack(self) -> str:
+        from verl.models.mcore import model_forward, model_forward_fused
+
+        def there_and_back(module) -> None:
+            ids = known_tokens()
+            rows, params, _ = module.preprocess_thd_engine(ids)
+            module.postprocess_thd_engine(rows, params, ids, 2)
+
+        return repr([reads(lambda each=each: there_and_back(each)) for each in (model_forward, model_forward_fused)])
+
+    def micro_batch_on_its_way(self) -> str:
+        """What verl's engines find when they move it to the device themselves."""
+        from verl.workers.engine.megatron import transformer_impl
+
+        class Seen(Exception):
+            pass
+
+        class Batch(SimpleNamespace):
+            def copy(self) -> Batch:
+                return Batch(sent=True)
+
+            clear_device_ = copy
+
+            def keys(self) -> list[str]:
+                return []
+
+            def to(self, device: object) -> None:
+                raise Seen("sent ahead" if hasattr(self, "sent") else "as it was")
+
+        found = []
+        for engine in (transformer_impl.MegatronEngineWithLMHead, transformer_impl.MegatronEngineWithValueHead):
+            try:
+                engine.forward_step(SimpleNamespace(), iter([Batch()]), None, None, None)
+            except Seen as seen:
+                found.append(str(seen))
+        return repr(found)
+
+    def save_whose_writer_is_killed(self) -> str:
+        from tests.parity.writers import KILLED, write
+
+        fork = multiprocessing.get_context("fork")
+        process = fork.Process(target=write, args=(self.folder / "killed_writer", 2, KILLED))
+        process.start()
+        process.join(timeout=15)
+        waits = process.is_alive()
+        process.kill()
+        return "it waits" if waits else "it has ended"
+
+
+WRITERS = "megatron.core.dist_checkpointing.strategies.filesystem_async."
+SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
+ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngineWith"
 PROBES = {
+    f"{WRITERS}_get_write_results_queue": Probes.results_of_two_saves,
+    f"{WRITERS}FileSystemWriterAsync.write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
+    SET_STATES: Probes.resume_from_a_reshardable_checkpoint,
+    "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,
+    **doors.PROBES,
+    **host_reads.PROBES,
+    "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill": Probes.batched_prefills,
+    "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
+    "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
     "mbridge.core.llm_bridge.LLMBridge._model_provider": Probes.log_probabilities_beyond_the_original_context,
     "mbridge.models.llama.LLaMABridge._adjust_mapping_for_shared_weights": Probes.head_of_a_tied_llama,
     "mbridge.core.bridge.Bridge.load_weights": Probes.load_a_model_with_more_biases,
+    f"{ENGINES}LMHead.forward_step": Probes.micro_batch_on_its_way,
+    f"{ENGINES}ValueHead.forward_step": Probes.micro_batch_on_its_way,
+    "verl.models.mcore.model_forward.preprocess_thd_engine": Probes.pack_and_unpack,
+    "verl.models.mcore.model_forward.postprocess_thd_engine": Probes.pack_and_unpack,
+    "verl.models.mcore.model_forward_fused.preprocess_thd_engine": Probes.pack_and_unpack,
+    "verl.models.mcore.model_forward_fused.postprocess_thd_engine": Probes.pack_and_unpack,
+    "megatron.core.models.common.embeddings.rope_utils.torch": Probes.rotary_embedding_of_a_context_parallel_rank,
     "megatron.core.transformer.moe.token_dispatcher.torch": Probes.train_experts,
+    "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": Probes.exchange_of_tokens,
+    "megatron.core.tensor_parallel.mappings.torch": Probes.tokens_of_two_ranks,
     "megatron.core.transformer.moe.router.router_gating_linear": Probes.train_experts,
+    "verl.workers.rollout.sglang_rollout.sglang_rollout.sgl_update_weights": Probes.weights_for_sglang,
+    "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
+    "sglang.srt.state_capturer.base.torch": Probes.memory_for_the_experts_of_tokens,
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
+    "sglang.srt.utils.weight_checker.WeightChecker.handle": Probes.sums_of_weights,
+    "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,
+    "sglang.srt.managers.schedule_batch.Req._check_token_based_finish": Probes.end_of_a_call,
 }
 
 
-def outcome(probe: Any, probes: Probes) -> str:
+PROVEN_IN_PARITY = {"mbridge.core.bridge.Bridge.export_weights"}  # test_expert_exports.py
+
+
+def outcome(probe, probes: Probes) -> str:
     try:
         return probe(probes)
     except Exception as error:  # noqa: BLE001  any failure is an outcome
@@ -138,9 +375,9 @@ def main(folder: Path) -> None:
     apply_all(platform.patches())  # also those that processes apply when they first need them
     with_all, result = dict[object, str](), {}
     for patch in platform.patches():
-        if patch in SHOWN_IN_MAKE_TEST:
-            continue
-        for target in (change.target for change in patch.changes if change.target not in OF_OTHER_RUNS):
+        for target in (change.target for change in patch.changes):
+            if target in PROVEN_IN_PARITY:
+                continue
             probe = PROBES.get(target, Probes.train_and_resume)
             if probe not in with_all:
                 with_all[probe] = outcome(probe, probes)

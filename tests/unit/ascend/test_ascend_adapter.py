@@ -1,6 +1,7 @@
 """Class Ascend on a machine without an NPU, and the settings and variables that it refuses."""
 
 import importlib.util
+import json
 import subprocess
 from contextlib import nullcontext
 from pathlib import Path
@@ -77,3 +78,20 @@ def test_scaled_positions_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_evaluation_on_an_npu_is_refused():
     with pytest.raises(PlatformError, match="retool eval"):
         Ascend().sglang_command("model", 1, dtype="bfloat16", max_running_requests=1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
+def test_every_variable_occurs_in_the_package_that_reads_it():
+    """verl's and Ray's in the installed sources; vllm-ascend's in what was recorded of 0.23.0."""
+    recorded = json.loads(Path(__file__).with_name("names_v0_23_0.json").read_text(encoding="utf-8"))["files"]
+    kinds = {"VLLM_ASCEND_ENABLE_NZ": "code", "HCCL_OP_EXPANSION_MODE": "code", "TASK_QUEUE_ENABLE": "other"}
+    kinds["HCCL_CONNECT_TIMEOUT"] = "other"
+    of_ray, of_verl = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES", {"VERL_PLATFORM", "TOKENIZERS_PARALLELISM"}
+    ours = {variable.name for variable in Ascend().environment()} - {"RETOOL_PLATFORM"}
+    assert ours == {*kinds, *of_verl, of_ray}
+    assert all(recorded[name][kind] > 0 for name, kind in kinds.items())
+    folders = [
+        Path(str(importlib.util.find_spec(name).origin)).parent for name in ("verl", "ray._private.accelerators")
+    ]
+    verl, ray = ("\n".join(p.read_text(encoding="utf-8") for p in folder.rglob("*.py")) for folder in folders)
+    assert all(name in verl for name in of_verl) and of_ray in ray

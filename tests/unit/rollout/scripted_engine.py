@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retool_mcore.rollout.engine import EngineTurn, EngineUnavailable, Sampling, TurnRequest
+from retool_mcore.rollout.engine import EngineTurn, Sampling, TurnRequest
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.loop import Trajectory, run_trajectory
 from retool_mcore.rollout.protocol import ToolProtocol
@@ -23,10 +23,9 @@ class ScriptedEngine:
     ``contexts``: the contexts that it received.
     """
 
-    def __init__(self, tokenizer, script: Sequence[str], fail_at: int | None = None) -> None:
+    def __init__(self, tokenizer, script: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         self.script = [part for text in script for part in _parts(text)]
-        self.fail_at = fail_at
         self.contexts: list[list[int]] = []
         self.version = 0
         self._context: list[int] = []
@@ -34,8 +33,6 @@ class ScriptedEngine:
 
     async def generate(self, request: TurnRequest) -> EngineTurn:
         token_ids = request.token_ids
-        if len(self.contexts) == self.fail_at:
-            raise EngineUnavailable("the server is gone")
         self.contexts.append(list(token_ids))
         ids, aborted = self._rest
         if not ids or list(token_ids) != self._context:
