@@ -13,7 +13,7 @@ import pytest
 
 from retool_mcore.config import RlConfig, load_config
 from retool_mcore.platforms.call_end import TABLE, TURN_TOKENS
-from retool_mcore.rollout.engine import Sampling, TurnRequest
+from retool_mcore.rollout.engine import Sampling, TurnRequest, trajectory_seed
 from retool_mcore.rollout.ledger import StopReason
 from tests.unit.verl.loss_scenario import RL
 
@@ -64,13 +64,14 @@ def test_a_nodes_processes_share_its_interpreters_and_its_sessions(
     from retool_mcore.verl import agent_loop
 
     rollout = SimpleNamespace(tool=True, agent_workers=processes)
-    sandbox = load_config(RlConfig, RL).sandbox.model_copy(update=of_node | {"min_level": "none"})
+    sandbox = load_config(RlConfig, RL).sandbox.model_copy(update=of_node | {"min_level": "none", "python": "of the model"})
     config = SimpleNamespace(cluster=SimpleNamespace(nodes=nodes), rollout=rollout, sandbox=sandbox)
     opened: list[dict[str, Any]] = []
     monkeypatch.setattr(agent_loop, "settings_of_run", lambda path: config)
     monkeypatch.setattr(agent_loop, "open_sandbox", lambda where, **how: opened.append(how))
     agent_loop.sandbox_of.__wrapped__("config.toml")
-    assert (opened[0]["workers"], opened[0]["sessions"], opened[0]["min_level"]) == (*of_process, "none")
+    assert (opened[0]["workers"], opened[0]["sessions"]) == of_process
+    assert (opened[0]["min_level"], opened[0]["python"]) == ("none", "of the model")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,15 @@ def test_a_turn_keeps_its_tokens_and_why_it_stopped(
 ):
     answer, _ = turn(reason, token_ids, log_probs)
     assert (answer.token_ids, answer.logprobs, answer.stop) == (token_ids, log_probs or [], stop)
+
+
+def test_a_held_out_row_has_the_seed_of_an_evaluation_and_each_step_another():
+    from retool_mcore.verl.agent_loop import _seed
+
+    row = {"row": 4, "session_id": 2, "held_out": True, "global_steps": 3}
+    assert _seed(7, row) == _seed(7, row | {"global_steps": 9}) == trajectory_seed(7, 4, 2)
+    others = [row | {"held_out": False} | changed for changed in ({}, {"row": 2, "session_id": 4}, {"global_steps": 9})]
+    assert len({_seed(7, row), _seed(8, row), *(_seed(7, other) for other in others)}) == 5
 
 
 def test_a_response_that_found_no_room_is_truncated_too():

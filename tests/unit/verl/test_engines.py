@@ -147,3 +147,22 @@ def test_an_export_of_the_actor_claims_no_fp8_of_its_engine(monkeypatch: pytest.
     assert adapter.model_config.hf_config.quantization_config == {"quant_method": "fp8"}
     worker.forget_engines()
     assert adapter._engine is None
+
+
+def test_a_server_counts_what_runs_and_what_waits_over_its_ranks(monkeypatch: pytest.MonkeyPatch):
+    from retool_mcore.verl import sglang_server
+
+    monkeypatch.setattr(sglang_server, "POLL_INTERVAL_S", 0.0)
+    server: Any = object.__new__(sglang_server.MeasuredServer)
+    loads = [SimpleNamespace(num_running_reqs=running, num_waiting_reqs=1) for running in (5, 3)]
+    server.tokenizer_manager = SimpleNamespace(get_loads=mock.AsyncMock(return_value=loads))
+    server._polls, server._in_flight = [], 1
+
+    async def polls() -> list[tuple[int, int]]:
+        task = asyncio.ensure_future(server._poll())
+        while not server._polls:
+            await asyncio.sleep(0)
+        task.cancel()
+        return await server.pop_load_polls()
+
+    assert asyncio.run(polls())[0] == (8, 2)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from retool_mcore.config import EvaluationConfig, RlConfig, load_config
+from retool_mcore.config import EvaluationConfig, RlConfig, load_config, load_evaluation
 from retool_mcore.platforms import get_platform
 from retool_mcore.train.dry_run import differences
 from retool_mcore.verl.keys.rollout import engine_args, write_settings
@@ -60,3 +60,23 @@ def test_a_cache_in_fp8_is_an_argument_of_a_training_runs_server():
     evaluation.rollout.engine_args[name] = "fp8_e5m2"
     assert engine_args(evaluation, cuda)[name] == "fp8_e5m2"
     assert name not in engine_args(load_config(RlConfig, H200), cuda)
+
+
+@pytest.mark.parametrize(
+    ("words", "largest"),
+    [
+        ((), 512),
+        (("rollout.max_running_requests=300",), 300),
+        (("rollout.engine_args={cuda_graph_max_bs_decode=64}",), 64),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_decoding_of_all_requests_that_run_at_once_is_captured(words: tuple[str, ...], largest: int | None):
+    """SGLang by itself captures 256. An evaluation gets the same, the CPU's engine nothing."""
+    name = "cuda_graph_max_bs_decode"
+    config = load_config(RlConfig, RL.parent / "rl_gsm8k_gpu1.toml", list(words))
+    evaluation = load_evaluation(RL.parent / "rl_gsm8k_gpu1.toml", list(words))
+    assert engine_args(config, get_platform("cuda")).get(name) == largest
+    assert engine_args(evaluation, get_platform("cuda")).get(name) == largest
+    assert ("engine_args" in " ".join(words)) == (name in engine_args(config, get_platform("cpu")))
+    assert get_platform("cuda").rollout.engine.graphs(300, 4) == {}, "from TP 4 on SGLang captures 512 by itself"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -272,3 +273,47 @@ def test_a_worker_starts_an_asynchronous_save_and_finishes_it_once(monkeypatch: 
     worker.finish_save()
     worker.finish_save()
     assert calls == [("engine", "folder", 4), "finished"] and worker.save_ended()
+
+
+def test_the_data_loaders_state_in_a_checkpoint_is_that_of_the_saved_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """verl saves the current step's state, which a run that stops within a step must not keep."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    trainer, actor = trainer_of(tmp_path), tmp_path / "actor"
+    trainer._saver = SimpleNamespace(save=lambda step: trainer._write_checkpoint(str(actor), step))
+    trainer._ending = SimpleNamespace(first_signal=0)
+    trainer.trainer_mode = "sync"
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: torch.save(state["now"], tmp_path / "data.pt"))
+    state, kept = {"now": "step 4"}, list[str]()
+    trainer.train_dataloader = SimpleNamespace(state_dict=lambda: state["now"])
+    trainer.save_if_requested()
+    state["now"] = "step 5"
+    for trainer._stopped in (False, True):
+        trainer._save_checkpoint()
+        kept.append(torch.load(tmp_path / "data.pt"))
+    assert kept == ["step 5", "step 4"]
+
+
+@pytest.mark.parametrize(("step", "rows", "steps"), [(1, [0], 24), (7, [], 6)])
+def test_training_starts_with_row_0_and_a_resume_writes_none(
+    step: int, rows: list[int], steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A run that resumes with its patience exhausted makes no further step."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    monkeypatch.setattr(PPOTrainer, "on_train_begin", lambda self: None)
+    trainer, kept = trainer_of(tmp_path, "run.trackers=[]"), []
+    trainer._best, trainer.total_training_steps = SimpleNamespace(stopped_early=step > 1), 24
+    trainer.global_steps, trainer.validated = step, {"val/accuracy": 0.25, "val/words": "none"}
+    trainer.replay_buffer = SimpleNamespace(
+        val_metrics={"val/accuracy": 0.25}, traces=[], writer=SimpleNamespace(drop_rows_after=kept.append)
+    )
+    trainer.on_train_begin()
+    trainer._writer.close()
+    lines = (trainer._run.run.dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == rows
+    assert [json.loads(line)["val/accuracy"] for line in lines] == [0.25] * len(rows)
+    assert kept == [step - 1] and trainer.replay_buffer.val_metrics == {}
+    assert trainer.total_training_steps == steps
