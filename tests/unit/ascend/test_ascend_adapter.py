@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,10 @@ def test_every_variable_occurs_in_the_package_that_reads_it():
     ours = {variable.name for variable in Ascend().environment()} - {"RETOOL_PLATFORM"}
     assert ours == {*kinds, *of_verl, of_ray}
     assert all(recorded[name][kind] > 0 for name, kind in kinds.items())
-    folders = [
-        Path(str(importlib.util.find_spec(name).origin)).parent for name in ("verl", "ray._private.accelerators")
-    ]
-    verl, ray = ("\n".join(p.read_text(encoding="utf-8") for p in folder.rglob("*.py")) for folder in folders)
+    verl, ray = (
+        "\n".join(
+            file.read_text(encoding="utf-8") for file in Path(str(import_module(name).__file__)).parent.rglob("*.py")
+        )
+        for name in ("verl", "ray._private.accelerators")
+    )
     assert all(name in verl for name in of_verl) and of_ray in ray

@@ -64,7 +64,9 @@ def test_a_nodes_processes_share_its_interpreters_and_its_sessions(
     from retool_mcore.verl import agent_loop
 
     rollout = SimpleNamespace(tool=True, agent_workers=processes)
-    sandbox = load_config(RlConfig, RL).sandbox.model_copy(update=of_node | {"min_level": "none", "python": "of the model"})
+    sandbox = load_config(RlConfig, RL).sandbox.model_copy(
+        update=of_node | {"min_level": "none", "python": "of the model"}
+    )
     config = SimpleNamespace(cluster=SimpleNamespace(nodes=nodes), rollout=rollout, sandbox=sandbox)
     opened: list[dict[str, Any]] = []
     monkeypatch.setattr(agent_loop, "settings_of_run", lambda path: config)
