@@ -46,9 +46,9 @@ async def server() -> AsyncGenerator[Server]:
     here = Server()
     listening = await asyncio.start_server(here.converse, "127.0.0.1", 0, backlog=2 * WAVE)
     here.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    async with listening:
-        yield here
-        here.hang_up()
+    yield here
+    here.hang_up()
+    listening.close()  # from Python 3.12 on, its context manager also waits for clients that keep their connections
 
 
 def client(server: Server, transport: ConcurrentTransport) -> httpx.AsyncClient:
