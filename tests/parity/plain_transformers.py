@@ -10,7 +10,7 @@ from tests.parity.megatron_ranks import batch
 def plain_transformers(folder: str, lrs: list[float], aux: float = 0.0) -> list[tuple[float, float]]:
     """(loss, gradient norm) of each step: no packing, torch's AdamW, decay on matrices only.
 
-    ``aux``: the coefficient of a balancing loss of the whole batch, which is no part of ``loss``.
+    ``aux``: the coefficient of the whole batch's balancing loss, which is not part of ``loss``.
     """
     from transformers import AutoModelForCausalLM
 

@@ -49,7 +49,7 @@ DIED += r"No checkpoint was complete: the same command starts from the beginning
         ("fail", "RunError", r"Worker\.fail \(process \d+\) failed with KeyError: 'no such thing'\. The log is "),
         ("instantiate", "RunError", r".*read_text': FileNotFoundError\(2, "),  # Hydra's error has its cause in line 2
         ("refuse", "ConfigError", r"train\.steps = 0 is too few$"),  # a worker's own error for the user
-        ("before", "NoneType", "None"),  # an actor that the run killed is no error
+        ("before", "NoneType", "None"),  # the run itself killed this actor
     ],
 )
 def test_a_dead_process_or_a_failure_is_one_line(errors: dict[str, list[str]], loss: str, kind: str, message: str):

@@ -1,4 +1,4 @@
-"""A run that is asked to end saves, and the same command goes on, with what a whole run has.
+"""A run saves when it gets a signal, and the same command resumes it, with a whole run's result.
 
 Of SFT: tests/unit/train/test_sft_run.py, and tests/e2e/test_async_save.py.
 """

@@ -114,7 +114,7 @@ def failure(message: str) -> dict[str, Any]:
 
 
 def chat(content: str | None, *codes: str, finish: str = "stop", tokens: int = 10) -> dict[str, Any]:
-    """An answer of /v1/chat/completions; ``codes`` are calls, "" for arguments that are no JSON."""
+    """Answer of /v1/chat/completions; ``codes`` are calls, "" for arguments that are not JSON."""
     calls = [
         {
             "id": f"call_{number}_x",

@@ -97,7 +97,7 @@ def solve(shape: int, x: int, y: int, z: int) -> list[tuple[str, Fraction]]:
 @given(
     a=st.integers(2, 900), b=st.integers(2, 900), c=st.integers(2, 40), shape=st.integers(0, 4), seed=st.integers(0, 99)
 )
-@example(a=2, b=3, c=4, shape=2, seed=0)  # a negative step: its sign is no part of a number that is replaced
+@example(a=2, b=3, c=4, shape=2, seed=0)  # a negative step: replacing its number keeps the sign
 @settings(max_examples=60)
 def test_every_variant_is_right_whole_and_of_the_same_relations(a: int, b: int, c: int, shape: int, seed: int):
     """The expected values come from the new question's numbers alone."""

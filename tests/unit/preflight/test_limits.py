@@ -1,4 +1,4 @@
-"""What a shell's limits, a folder's rights or a long name do not allow is told before a start."""
+"""Limits of the shell, permissions of a folder and long names are errors before a run starts."""
 
 import os
 import resource

@@ -1,7 +1,6 @@
 """What is equal: real outputs and the rules that they stand for, each a row of cases.jsonl."""
 
 import itertools
-import json
 import math
 import random
 import tomllib
@@ -11,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retool_mcore.data.files import read_jsonl
 from retool_mcore.reward.answer import judge, truth_problem
 from retool_mcore.reward.forms import equivalent
 from retool_mcore.reward.statement import statement_of, vote
 
-CASES = [json.loads(line) for line in Path(__file__).with_name("cases.jsonl").read_text(encoding="utf-8").splitlines()]
+CASES = [case for _, case in read_jsonl(Path(__file__).with_name("cases.jsonl"))]
 PARTS = tomllib.loads(Path(__file__).with_name("pieces.toml").read_text(encoding="utf-8"))
 
 

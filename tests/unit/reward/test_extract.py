@@ -1,15 +1,15 @@
 """Where the answer is looked for, and where it is not: each case is a row of extract.jsonl."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from retool_mcore.data.files import read_jsonl
 from retool_mcore.reward.extract import boxes, extract_answer, last_answer
 
-CASES = [json.loads(line) for line in Path(__file__).with_name("extract.jsonl").read_text("utf-8").splitlines()]
+CASES = [case for _, case in read_jsonl(Path(__file__).with_name("extract.jsonl"))]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.get("response", case.get("turn")))[:40])

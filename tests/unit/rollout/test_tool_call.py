@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from retool_mcore.cli.rollout import app
+from retool_mcore.data.files import read_jsonl
 from retool_mcore.rollout.tool_call import PARSERS, parse_hermes
 
-CASES = [json.loads(line) for line in Path(__file__).with_name("calls.jsonl").read_text().splitlines()]
+CASES = [case for _, case in read_jsonl(Path(__file__).with_name("calls.jsonl"))]
 
 
 def turn(body: str) -> str:

@@ -463,7 +463,7 @@ def test_a_step_of_which_nothing_is_left_to_learn_from_ends_the_run(monkeypatch:
     Queue(monkeypatch, response_mask=MASK_BT * torch.tensor([[1], [0], [0], [0]]))
     rows = batch()
     rows.tags[3] = {"is_padding": True}
-    assert require_learnable(rows, 3, "x") == pytest.approx(2 / 3), "of the three that are no padding"
+    assert require_learnable(rows, 3, "x") == pytest.approx(2 / 3), "of the three that are not padding"
 
 
 @pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus"])

@@ -102,7 +102,7 @@ def test_a_row_has_each_number_under_one_name(tmp_path: Path, monkeypatch: pytes
     wanted |= {"loss_tokens": 30.0, "experts/unused": 0.25, "memory_gib": 2.5, "perf/total_num_tokens": 7.0}
     wanted |= {"response_length/mean": 7.0, "response_length/max": 9.0, "critic/rewards/mean": 1.0}
     wanted |= {f"timing_s/{name}": seconds for name, seconds in timers.items()}
-    wanted |= {"timing_s/tool_wait": 0.25, "timing_s/other": 0.5}  # a validation is no phase of the step
+    wanted |= {"timing_s/tool_wait": 0.25, "timing_s/other": 0.5}  # a validation is not a phase of the step
     measured = {"timing_s/between_steps", "timing_s/metrics", "tokens_per_s", "perf/throughput"}
     wanted |= {name: first[name] for name in measured}
     assert first == wanted | {"val/accuracy": 0.5, "best/step": 4.0}

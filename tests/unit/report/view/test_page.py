@@ -242,7 +242,7 @@ def test_a_change_that_keeps_a_files_size_or_comes_while_the_page_is_written_is_
 
     def write(version: str) -> None:
         made.append(version)
-        if len(made) == 2:  # the run goes on meanwhile
+        if len(made) == 2:  # the run writes a row at the same time
             metrics.write_text(metrics.read_text() + '{"step": 26, "reward": 0.5}\n')
 
     page = LivePage([run], run.parent / "view.html", write)
