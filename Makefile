@@ -1,5 +1,5 @@
 # In a clone, `make quickstart` runs the main job on a CPU, and `make test` runs the tests.
-PYTHON ?= $(firstword $(foreach v,python3.11 python3.12 python3,$(shell command -v $(v) 2>/dev/null)))
+PYTHON ?= $(firstword $(foreach v,python3.12 python3,$(shell command -v $(v) 2>/dev/null)))
 VENV := .venv
 VLLM_VENV := .venv-ascend
 BIN := $(VENV)/bin
@@ -14,9 +14,12 @@ PYTEST := $(BIN)/python -m pytest -m "not gpu and not multi_gpu and not npu and 
 # The folders of `make test`, slowest first. `make test-long` runs the tests marked `long`, such as tests/nightly.
 PARTS := e2e sandbox parity engine unit
 
+# Check the Python of an existing environment, because venv does not replace it.
 define PYTHON_FITS
-test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
-	  { echo "error: Python 3.11 or 3.12 is needed (verl 0.9.1 and SGLang support no other version); found: $$($(PYTHON) --version 2>&1 || echo none). Set PYTHON=/path/to/python3.11." >&2; exit 2; }
+for python in "$(PYTHON)" $(wildcard $(BIN)/python); do \
+	  $$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null || { \
+	    echo "error: Python 3.12 is needed, because megatron-core 0.18 supports no older and verl 0.9.1 no newer version; found: $${python:-none} $$($$python --version 2>&1). Set PYTHON=/path/to/python3.12, and delete $(VENV) if another version made it." >&2; exit 2; }; \
+	done
 endef
 
 .PHONY: quickstart install install-cuda install-ascend test test-ascend $(PARTS:%=test-%) test-long test-fast test-fast-1 test-fast-2 lint docs perf clean
@@ -26,16 +29,17 @@ quickstart: install
 
 install: $(VENV)/.installed
 
-# Install torch first; a constraint keeps later steps from replacing the CPU build. The stamp file is
-# written last, so an interrupted install resumes; pip skips installed packages.
+# Install torch first, in the build that pip's indexes have: the CPU build is smaller, the CUDA build also works. A
+# constraint keeps later steps from replacing it. The stamp file is written last, so an interrupted install resumes;
+# pip skips installed packages.
 $(VENV)/.installed: pyproject.toml $(CPU)/constraints.txt $(CPU)/no_deps.txt $(CPU)/no_torchvision/pyproject.toml
 	@$(PYTHON_FITS)
-	@free=$$(df -Pk . | awk 'NR==2 {print int($$4 / 1024)}'); test $$free -ge 5000 || test -x $(BIN)/retool || \
-	  { echo "error: $$free MB free here; the environment and a quickstart run need 5000 MB." >&2; exit 2; }
+	@free=$$(df -Pk . | awk 'NR==2 {print int($$4 / 1024)}'); test $$free -ge 6500 || test -x $(BIN)/retool || \
+	  { echo "error: $$free MB free here; the environment and a quickstart run need 6500 MB." >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV): torch's CPU build (1 of 2)"
-	@$(PIP) 'torch==2.13.0'
-	@echo "installing into $(VENV): verl, Megatron-core, SGLang and the rest (2 of 2), some minutes"
+	@echo "installing into $(VENV): torch (1 of 2)"
+	@$(PIP) --constraint $(CPU)/constraints.txt torch
+	@echo "installing into $(VENV): verl, Megatron, SGLang and the rest (2 of 2), some minutes"
 	@$(PIP) --constraint $(CPU)/constraints.txt --editable '.[cpu,dev]'
 	@$(PIP) --constraint $(CPU)/constraints.txt --no-deps --requirement $(CPU)/no_deps.txt
 	@$(PIP) --no-deps ./$(CPU)/no_torchvision
@@ -51,13 +55,16 @@ install-cuda:
 	CPATH=$$($(BIN)/python -c 'import pathlib, sysconfig; print(":".join(map(str, pathlib.Path(sysconfig.get_path("purelib")).glob("nvidia/*/include"))))') \
 	  NVTE_FRAMEWORK=pytorch $(PIP) --constraint $(CUDA)/constraints.txt --no-build-isolation 'transformer-engine[pytorch,core-cu13]'
 	$(PIP) --constraint $(CUDA)/constraints.txt --editable '.[cuda]'
+	$(PIP) --constraint $(CUDA)/constraints.txt --no-deps megatron-bridge
 	$(BIN)/python -W ignore -c 'import torch, transformer_engine.pytorch, verl, retool_mcore.cli.main; print("installed: torch", torch.__version__, "for CUDA", torch.version.cuda)'
 
-# For use in the CANN image (see ascend/README.md). Keeps the image's torch, torch_npu, MindSpeed and vLLM.
+# For use in the CANN image (see ascend/README.md). Keeps the image's torch, torch_npu, MindSpeed, Megatron-Bridge
+# and vLLM.
 install-ascend:
 	$(IMAGE_PYTHON) -c 'import torch, torch_npu' || \
 	  { echo "error: $(IMAGE_PYTHON) has no torch with torch_npu. Start from the CANN image that ascend/README.md names." >&2; exit 2; }
 	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --constraint ascend/overrides.txt --editable '.[ascend]'
+	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --no-deps 'megatron-bridge>=0.5,<0.5.2'
 
 # Run two folders at a time, because a starting engine leaves a core idle for half of the time. A failure
 # does not stop the others. CI also runs lint and docs: EXTRA="lint docs".
@@ -82,17 +89,18 @@ test-long: install
 	$(BIN)/python -m pytest -m long
 
 # Test the tool loop with a real vLLM. Its CPU build pins different versions from .venv, so it has a separate
-# environment. torch's CPU build must be on one of pip's indexes.
+# environment.
 test-ascend: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -m long tests/nightly/ascend
 
 $(VLLM_VENV)/.installed: pyproject.toml $(wildcard tests/nightly/ascend/vllm_by_name/*.t*)
 	@$(PYTHON_FITS)
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet 'torch==2.13.0+cpu' 'uv>=0.8,<1'
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet 'torch==2.13.0' 'uv>=0.8,<1'
 	$(VLLM_VENV)/bin/uv pip install --quiet --compile-bytecode --python $(VLLM_VENV)/bin/python \
 	  --override tests/nightly/ascend/vllm_by_name/overrides.txt --editable '.[engine]' ./tests/nightly/ascend/vllm_by_name \
 	  --requirement tests/nightly/ascend/vllm_by_name/requirements.txt
+	$(VLLM_VENV)/bin/uv pip install --quiet --python $(VLLM_VENV)/bin/python --constraint $(CPU)/constraints.txt --no-deps megatron-bridge
 	@touch $@
 
 # Build the documentation site in site/. mkdocs has a separate environment.

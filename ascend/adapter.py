@@ -1,4 +1,4 @@
-"""Class Ascend: Huawei NPUs. MindSpeed with Megatron-core trains, vLLM with vllm-ascend samples.
+"""Class Ascend: Huawei NPUs. Megatron-core with MindSpeed trains, vLLM with vllm-ascend samples.
 
 verl 0.9.1 supports the device (platform `huawei`) and registers a MindSpeed engine for (megatron,
 npu), so the device needs no patch. This class adds the import order that MindSpeed needs, the
@@ -21,19 +21,22 @@ from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.model.files import is_hub_name, read_config
 from retool_mcore.model.rope import rope_of_config
+from retool_mcore.model.shape import HYBRID
 from retool_mcore.platforms.base import PLATFORM_ENV, DeviceFacts, EnvVar, Platform, RolloutFacts, TrainingFacts
 from retool_mcore.platforms.patches import Patch, requirement
 from retool_mcore.platforms.rollout_engines import VLLM
 
 # Default folders of CANN 8 and 9, used if ASCEND_HOME_PATH is not set.
 CANN_HOMES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann")
-# verl 0.9's versions for NPUs; ascend/README.md has the source of each.
+# The versions of verl 0.9.1's image for NPUs; ascend/README.md has the source of each.
 CANN = ("9.1", "9.0")
 VERSIONS = (
     "torch>=2.10.0,<2.11",
     "torch-npu>=2.10.0.post2,<2.11",
     requirement("megatron-core"),
-    "mindspeed>=0.16,<0.17",
+    requirement("megatron-bridge"),
+    "mindspeed",  # its version is 0.12.1 on several branches; importing it also imports MegatronAdaptor
+    "transformer-engine",  # the package name of TransformerEngineNPU
     "vllm>=0.23.0,<0.24",
     "vllm-ascend>=0.23.0,<0.24",
     "triton-ascend>=3.2.1,<3.3",
@@ -55,13 +58,18 @@ class Ascend(Platform):
     training = TrainingFacts(
         dtypes=("bfloat16",),
         engine_config_class="verl.workers.config.McoreEngineConfig",
-        # "flash" is verl's default; with use_flash_attn MindSpeed's attention replaces it. verl's
-        # Megatron scripts for NPUs set the other options.
+        external_lib="ascend.engine",
+        # verl itself sets use_flash_attn for MindSpeed. We pass no option that Megatron-core lacks,
+        # because Megatron-Bridge refuses them unless MindSpeed-Bridge is active.
         transformer_options={
-            "attention_backend": "flash",
-            "use_flash_attn": True,
-            "use_fused_rmsnorm": True,
-            "use_fused_swiglu": True,
+            "attention_backend": "flash",  # verl's default
+            # Megatron-Bridge enables these kernels, for some families or for all.
+            "masked_softmax_fusion": False,
+            "bias_activation_fusion": False,
+            "bias_dropout_fusion": False,
+            "gradient_accumulation_fusion": False,
+            "apply_rope_fusion": False,
+            "moe_permute_fusion": False,
         },
     )
     # On NPUs verl registers its HCCL engine as "nccl".
@@ -156,12 +164,13 @@ class Ascend(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
+        from retool_mcore.platforms.patches_bridge import MODEL_PATCH
         from retool_mcore.platforms.patches_megatron import WRITER_PATCH  # applied when a checkpoint is saved
         from retool_mcore.platforms.patches_torch import STORE_PATCH
         from retool_mcore.platforms.patches_verl import MASTER_PORT_PATCH, MICRO_BATCH_PATCH
 
         # MICRO_BATCH_PATCH applies only with memory.recompute = "auto".
-        return (MICRO_BATCH_PATCH, MASTER_PORT_PATCH, WRITER_PATCH, STORE_PATCH)
+        return (MODEL_PATCH, MICRO_BATCH_PATCH, MASTER_PORT_PATCH, WRITER_PATCH, STORE_PATCH)
 
     def mapping(self) -> str:
         return limits.markdown()
@@ -211,8 +220,8 @@ class Ascend(Platform):
         except ImportError as error:
             # verl would continue without it, and Megatron-core would fail at its first CUDA call.
             raise PlatformError(
-                f"MindSpeed cannot be imported: {error}. Install the version in ascend/README.md, in the environment "
-                "of Megatron-core."
+                f"MindSpeed cannot be imported: {error}. Install it, MegatronAdaptor and TransformerEngineNPU "
+                "in the environment of Megatron-core, in the versions of ascend/README.md."
             ) from error
 
     def set_device(self, local_rank: int) -> None:
@@ -248,9 +257,14 @@ def _npu() -> Any:
 
 
 def _check_positions(config: RunConfig) -> None:
-    """Raise ConfigError for RoPE scaling, because the patch for it is not used here."""
+    """Raise ConfigError for RoPE scaling and DeltaNet layers, which are untested on NPUs."""
     path = config.model.path
     values = read_config(path) if Path(path).exists() or is_hub_name(path) else {}
+    if values.get("model_type") in HYBRID:
+        raise ConfigError(
+            f"{config.source}: {path} has Gated DeltaNet layers (model_type {values['model_type']}), which are not "
+            "tested on NPUs. Use a model with attention in every layer."
+        )
     kind = rope_of_config(values).kind
     if kind != "default":
         raise ConfigError(

@@ -15,7 +15,7 @@ from typing import Literal
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 
-VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed core_r0.16.0", "vllm-ascend 0.23.0"
+VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed core_r0.18.0", "vllm-ascend 0.23.0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ TABLE: tuple[Row, ...] = (
         cuda="[parallel] tp, pp, vpp, ep, etp; sequence parallelism; distributed optimizer; packed sequences",
         ascend="the same keys of verl's Megatron engine",
         kind="same",
-        reason="MindSpeed patches Megatron-core underneath",
+        reason="MegatronAdaptor and MindSpeed patch Megatron-core underneath",
         seen_in=VERL,
     ),
     Row(
@@ -62,7 +62,7 @@ TABLE: tuple[Row, ...] = (
         cuda="lora.rank",
         ascend="",
         kind="refused",
-        reason="MindSpeed's linear layers are untested with adapters. Leave it out",
+        reason="TransformerEngineNPU's linear layers are untested with adapters. Leave it out",
         seen_in="retool_mcore",
         is_used=lambda config: config.lora.rank > 0,
     ),
@@ -81,26 +81,35 @@ TABLE: tuple[Row, ...] = (
         seen_in=VERL,
     ),
     Row(
-        cuda="Transformer Engine's layers and fused attention",
-        ascend="MindSpeed's, `use_flash_attn = true`",
+        cuda="Megatron-Bridge 0.5.1",
+        ascend="the image's Megatron-Bridge 0.5.0 with MindSpeed-Bridge",
         kind="substituted",
-        reason="verl's tuning guide for Ascend requires it; Transformer Engine does not support NPUs",
-        seen_in=MINDSPEED,
+        reason="Megatron-Bridge refuses MindSpeed's options in a model's configuration; MindSpeed-Bridge adds them",
+        seen_in="verl 0.9.1's Dockerfile.ascend_9.1.0_a2_v0.9.1, Megatron-Bridge 0.5.0",
+    ),
+    Row(
+        cuda="Transformer Engine's layers and fused attention",
+        ascend="TransformerEngineNPU's, under the same module name",
+        kind="substituted",
+        reason="MindSpeed leaves both to it, and patches only Megatron's local attention; verl sets `use_flash_attn` "
+        "for MindSpeed",
+        seen_in=f"{MINDSPEED}, verl 0.9.1",
     ),
     Row(
         cuda="fused RMSNorm, SwiGLU and rotary embedding kernels",
-        ascend="MindSpeed's fused RMSNorm and SwiGLU; Megatron's plain rotary embedding",
+        ascend="TransformerEngineNPU's RMSNorm; Megatron's plain SwiGLU and rotary embedding",
         kind="substituted",
-        reason="as in verl's Megatron scripts for NPUs; a few of these also use a fused rotary "
-        "embedding. For that, set use_fused_rotary_pos_emb and apply_rope_fusion in [verl_overrides]",
-        seen_in=f"{MINDSPEED}, verl 0.9.0's run_qwen3_235b_256k_megatron.sh",
+        reason="Megatron-Bridge enables fused kernels for some families, and we switch them off. MindSpeed has NPU "
+        "kernels: for its SwiGLU set bias_activation_fusion, for its rotary embedding use_fused_rotary_pos_emb in "
+        "[verl_overrides]",
+        seen_in=f"{MINDSPEED}, Megatron-Bridge 0.5.0",
     ),
     Row(
         cuda="[parallel] cp: ring attention of Transformer Engine",
-        ascend="MindSpeed's ring, megatron_cp_algo",
+        ascend="TransformerEngineNPU's ring, cp_comm_type p2p (in MindSpeed: megatron_cp_algo)",
         kind="substituted",
-        reason="MindSpeed's default; it divides a sequence in the zigzag order in which verl packs it, and does not "
-        "divide heads",
+        reason="the default; it divides a sequence in the zigzag order in which verl packs it, and does not divide "
+        "heads",
         seen_in=f"{MINDSPEED}, verl 0.9.1",
     ),
     Row(
@@ -135,9 +144,9 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         cuda="TE's FusedAdam",
-        ascend="MindSpeed's Adam, which it patches into Megatron's optimizer",
+        ascend="TransformerEngineNPU's FusedAdam",
         kind="substituted",
-        reason="with float32 states",
+        reason="with float32 states; Megatron-core imports it under the same name",
         seen_in=MINDSPEED,
     ),
     Row(
@@ -194,9 +203,10 @@ TABLE: tuple[Row, ...] = (
         cuda='memory.adam_states = "compact" or "bfloat16"',
         ascend="",
         kind="refused",
-        reason="Megatron's precision-aware optimizer needs TE's FusedAdam unless the states are on the host. "
+        reason="Megatron's precision-aware optimizer is untested with TransformerEngineNPU's FusedAdam (states on the "
+        "host need no FusedAdam). "
         'Set memory.adam_states = "float32", and memory.optimizer_on_cpu if memory is short',
-        seen_in="Megatron-core 0.16.1",
+        seen_in="Megatron-core 0.18.0",
         is_used=lambda config: config.memory.adam_states != "float32",
         overrides=("*optim.exp_avg_*", "*optim.use_precision_aware_optimizer"),
     ),
@@ -210,20 +220,19 @@ TABLE: tuple[Row, ...] = (
         overrides=("*.use_fused_kernels", "*fused_kernel_options*"),
     ),
     Row(
-        cuda="[verl_overrides] ...override_transformer_config.moe_permute_fusion = true",
-        ascend="",
-        kind="refused",
-        reason="only Transformer Engine has these kernels. Leave it out",
-        seen_in="Megatron-core 0.16.1",
-        overrides=("*moe_permute_fusion=True",),
+        cuda="fused permutation of tokens for experts, which Megatron-Bridge enables",
+        ascend="off; MindSpeed's kernels with moe_permute_fusion = true in [verl_overrides]",
+        kind="substituted",
+        reason="we have not tested them; verl's nightly test of Qwen3-30B-A3B on NPUs uses them",
+        seen_in=f"{MINDSPEED}, verl's run_gspo_qwen3_30b_megatron_npu.sh of September 2026",
     ),
     Row(
         cuda='algorithm.router_replay = "R3"',
         ascend="",
         kind="refused",
-        reason="vllm-ascend 0.23.0 returns the experts of each token, and verl uses them from vLLM 0.22 on, but replay "
-        'in MindSpeed\'s router is untested. Use "R2" or "off"',
-        seen_in=f"{VLLM_ASCEND}'s test_moe_routing_replay.py, {VERL}",
+        reason="vllm-ascend 0.23.0 returns the experts of each token, and verl's nightly test on NPUs replays them, "
+        'but our trainer is untested with it. Use "R2" or "off"',
+        seen_in=f"{VLLM_ASCEND}'s test_moe_routing_replay.py, verl's run_grpo_qwen3_30b_megatron_r3_npu.sh",
         is_used=lambda config: isinstance(config, RlConfig) and config.algorithm.router_replay == "R3",
     ),
     Row(
@@ -243,20 +252,20 @@ TABLE: tuple[Row, ...] = (
         overrides=("*override_transformer_config.*cuda_graph*",),
     ),
     Row(
-        cuda="[verl_overrides] gradient_accumulation_fusion, attention_backend (apex's and cuDNN's kernels)",
+        cuda="[verl_overrides] gradient_accumulation_fusion = true (Transformer Engine's or apex's kernels)",
         ascend="",
         kind="refused",
-        reason="apex and cuDNN do not support NPUs. Leave the key out",
-        seen_in=MINDSPEED,
-        overrides=("*gradient_accumulation_fusion", "*.attention_backend"),
+        reason="untested with TransformerEngineNPU, and verl's script for NPUs switches it off. Leave the key out",
+        seen_in="verl's run_glm5_2_megatron.sh of September 2026",
+        overrides=("*gradient_accumulation_fusion=True",),
     ),
     Row(
-        cuda="[verl_overrides] context_parallel_algo other than megatron_cp_algo (Ulysses and its hybrids)",
+        cuda="[verl_overrides] context_parallel_algo other than megatron_cp_algo, cp_comm_type other than p2p",
         ascend="",
         kind="refused",
         reason="verl packs sequences in ring attention's zigzag order, which the others misread. Leave the key out",
         seen_in=f"{MINDSPEED}, verl 0.9.1",
-        overrides=("*context_parallel_algo=[!m]*",),
+        overrides=("*context_parallel_algo=[!m]*", "*cp_comm_type=[!p]*"),
     ),
     Row(
         cuda="[verl_overrides] global_profiler.tool = nsys",

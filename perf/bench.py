@@ -24,7 +24,7 @@ import tomllib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import typer
@@ -40,7 +40,7 @@ PACKAGES = (
     "megatron-core",
     "transformer-engine",
     "verl",
-    "mbridge",
+    "megatron-bridge",
     "sglang",
     "ray",
     "transformers",
@@ -48,7 +48,6 @@ PACKAGES = (
 )
 KINDS: dict[str, type[RunConfig]] = {"sft": SftConfig, "rl": RlConfig}
 NO_EXTRAS = ("validation.every=0", "checkpoint.every_steps=0", "checkpoint.export=false")
-RunT = TypeVar("RunT", bound=RunConfig)
 AGENT_LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 STOPPED = 143  # exit status of a run stopped by a signal; the steps before it count
 TOKENS = "perf/total_num_tokens"
@@ -151,7 +150,7 @@ def read_case(name: str) -> dict[str, Any]:
     return cases[name]
 
 
-def config_of(
+def config_of[RunT: RunConfig](
     config_class: type[RunT], case: str, model: str, data: str, *, steps: int, overrides: Sequence[str] = ()
 ) -> RunT:
     """The configuration of a case that trains and validates on ``data`` and saves nothing.

@@ -38,7 +38,7 @@ REPORT = "report.html"
 SAMPLES_PER_PROBLEM = 8
 EVAL_PROBLEMS = 64
 LINE_EVERY_S = 30.0  # between two progress lines, if there is no terminal
-VERSIONS_OF = ("torch", "verl", "megatron-core", "mbridge", "sglang", "ray", "transformers", "retool_mcore")
+VERSIONS_OF = ("torch", "verl", "megatron-core", "megatron-bridge", "sglang", "ray", "transformers", "retool_mcore")
 
 Watch = Callable[[], tuple[int, int | None, str]]  # steps done, total steps if known, status text
 

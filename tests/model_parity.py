@@ -28,6 +28,7 @@ ROPES: dict[str, dict[str, Any]] = {  # name -> rope_parameters
 }  # fmt: skip
 SAMPLED = ("default", "linear", "llama3", "yarn")  # those that SGLang computes alike
 KINDS = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral")
+HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")  # which have no RoPE scaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,8 @@ class Case:
     def settings(self) -> dict[str, Any]:
         """What make_model takes."""
         more: dict[str, Any] = {"sliding_window": None} if self.kind == "mistral" else {}
+        if self.kind in HYBRIDS:
+            more |= {"full_attention_interval": 2}
         if self.rope == "linear" and not self.kind.startswith("qwen3"):  # whose heads are wider in any case
             more |= {"head_dim": 24}
         positions = ROPES[self.rope] | {"rope_theta": THETA}
@@ -60,9 +63,10 @@ class Case:
         }
 
 
-TIED = ("qwen2", "qwen3", "llama")  # Qwen3 with experts and Mistral are published untied
+TIED = ("qwen2", "qwen3", "qwen3_5_text", "llama")  # models with experts and Mistral are published untied
 ONE = [
-    *(Case(kind=kind, rope="default", tied=kind in TIED, saved=True) for kind in KINDS),
+    *(Case(kind=kind, rope="default", tied=kind in TIED, saved=True) for kind in (*KINDS, *HYBRIDS)),
+    Case(kind="qwen3_5_text", rope="default", saved=True),
     *(Case(kind=kind, rope=rope) for kind in KINDS for rope in SAMPLED if rope != "default"),
     *(Case(kind="qwen2", rope=rope, saved=True) for rope in ROPES if rope not in SAMPLED),
 ]
@@ -74,6 +78,12 @@ TWO = [
     Case(kind="qwen2", rope="yarn", layout={"cp": 2}),
     *(Case(kind=kind, rope=rope, tied=kind in TIED, layout={"tp": 2}, saved=True) for kind, rope in HALVED),
     *(Case(kind=kind, rope=rope, layout={"pp": 2}, saved=True) for kind, rope in HALVED[2:]),
+    *(
+        Case(kind=kind, rope="default", tied=kind in TIED, layout={way: 2}, saved=way != "cp")
+        for kind in HYBRIDS
+        for way in ("tp", "pp", "cp")
+    ),
+    Case(kind="qwen3_5_moe_text", rope="default", layout={"tp": 2, "ep": 2, "etp": 1}, saved=True),
 ]
 
 

@@ -14,7 +14,9 @@ from retool_mcore.platforms.base import get_platform
 
 with suppress(PlatformError):  # on a machine with an accelerator each process imports what it wants
     get_platform("cpu").activate()
-    for name in ("mbridge", "megatron.core.optimizer", "verl.workers.engine_workers"):
-        importlib.import_module(name)
+    from retool_mcore.platforms.cpu.bridge import import_bridge
+
+    import_bridge()
+    importlib.import_module("verl.workers.engine_workers")
 
 gc.freeze()  # else a collection in a child writes to, and so copies, all of it

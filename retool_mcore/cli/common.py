@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -80,12 +80,10 @@ OS_ERRORS = {  # errors that the machine or its user causes, not bugs: errno -> 
     errno.ENFILE: _FILES,
 }
 
-F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 OTHER_RANKS_WAIT_S = 30.0
 
 
-def guarded(function: F) -> F:
+def guarded[F: Callable[..., Any]](function: F) -> F:
     """Decorate a command: print errors as one line and exit with 2 or 3.
 
     This covers ReToolError, the OSErrors in OS_ERRORS and failed writes of libraries. Any other
@@ -235,7 +233,7 @@ def wide_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
 
 
-def with_bar(run: Callable[[Callable[[], None]], Coroutine[None, None, T]], total: int) -> T:
+def with_bar[T](run: Callable[[Callable[[], None]], Coroutine[None, None, T]], total: int) -> T:
     """Run ``run(advance)`` with a progress bar and return its result.
 
     ``run`` must call ``advance()`` once for each of ``total`` rows.

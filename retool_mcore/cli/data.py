@@ -75,16 +75,33 @@ def task(
 @app.command()
 @guarded
 def model(
-    file: Annotated[Path, typer.Argument(help="A GGUF file of an instruct model.", show_default=False)],
+    source: Annotated[
+        Path, typer.Argument(help="A GGUF file of an instruct model, or a vision model's folder.", show_default=False)
+    ],
     directory: Annotated[Path, typer.Argument(help="Folder to write; created if missing.", show_default=False)],
-    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Data type of the weights.")] = "bfloat16",
+    dtype: Annotated[
+        Literal["bfloat16", "float32"] | None,
+        typer.Option(help="Data type of a GGUF file's weights; bfloat16 by default.", show_default=False),
+    ] = None,
 ) -> None:
-    """Convert a GGUF file to a Hugging Face folder: weights, tokenizer, chat template, EOS ids."""
+    """Write a model folder for training from a GGUF file, or from the text part of a vision model.
+
+    From a GGUF file: weights, tokenizer, chat template and EOS ids. From a folder of Qwen3.5: its
+    weights without those for images, and its tokenizer.
+    """
     os.environ["TQDM_DISABLE"] = "1"  # before importing tqdm: hides transformers' progress bars
+    if source.is_dir():
+        from retool_mcore.data.text_model import write_text_model
+
+        if dtype:
+            raise DataError(f"--dtype {dtype} is for GGUF files. The weights of a folder keep their data types.")
+        made = write_text_model(source, directory)
+        typer.echo(f"{directory}: {'written' if made else 'already complete'}")
+        return
     from retool_mcore.data.gguf_model import write_gguf_model
 
-    made = write_gguf_model(file, directory, dtype)
-    typer.echo(f"{directory}: {'written' if made else 'already complete'}, {dtype}")
+    made = write_gguf_model(source, directory, dtype or "bfloat16")
+    typer.echo(f"{directory}: {'written' if made else 'already complete'}, {dtype or 'bfloat16'}")
 
 
 @app.command()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -37,7 +37,6 @@ from retool_mcore.run.start import begin_early, early_stages
 from retool_mcore.run.status import show_early_stage
 
 app = typer.Typer()
-R = TypeVar("R", SftConfig, RlConfig)
 
 
 @guarded
@@ -95,7 +94,7 @@ def rl(config: Config, overrides: Overrides = None, platform: PlatformName = Non
     finish(run)
 
 
-def _load(kind: type[R], config: Path, settings: list[str], *, dry_run: bool) -> R:
+def _load[R: (SftConfig, RlConfig)](kind: type[R], config: Path, settings: list[str], *, dry_run: bool) -> R:
     """Load a run file and check this shell's limits; with --dry-run, print the report and exit."""
     run = load_config(kind, config, settings)
     if dry_run:

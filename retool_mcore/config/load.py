@@ -5,7 +5,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -18,10 +18,9 @@ from retool_mcore.config.shared import JobConfig
 from retool_mcore.errors import ConfigError
 
 PYTHON_WORDS = {"True": "Write true.", "False": "Write false.", "None": "Leave the setting out instead."}
-ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 
-def load_config(kind: type[ConfigT], path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> ConfigT:
+def load_config[T: JobConfig](kind: type[T], path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> T:
     """Read a TOML run file, apply ``section.key=value`` overrides and validate it.
 
     The values of overrides are TOML (``train.steps=5``, ``sandbox.where=["local"]``); bare words
@@ -92,7 +91,7 @@ def _require_kind(kind: type[JobConfig], tree: dict[str, Any], path: str | os.Pa
         )
 
 
-def build_config(kind: type[ConfigT], tree: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> ConfigT:
+def build_config[T: JobConfig](kind: type[T], tree: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> T:
     """Like ``load_config``, for parsed TOML. Changes ``tree``. Errors name ``source``."""
     overridden = [_apply(tree, override) for override in overrides]
     tree["source"] = source

@@ -8,15 +8,13 @@ or gets wrong: added tokens, EOS ids, the pre-tokenizer, tied embeddings.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from retool_mcore.data.chat import encode
+from retool_mcore.data.model_folder import is_made, written_at_once
 from retool_mcore.data.tokenizer import from_pretrained
 from retool_mcore.errors import CheckpointError, DataError, PlatformError
 
@@ -58,25 +56,13 @@ def write_gguf_model(file: Path, directory: Path, dtype: Literal["bfloat16", "fl
     if not file.is_file():
         raise DataError(f"{file} is not a file. Name the GGUF file itself.")
     source = {"file": file.name, "bytes": file.stat().st_size, "dtype": dtype}
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        mark = directory / SOURCE_FILE
-        if mark.is_file() and mark.read_text(encoding="utf-8") == json.dumps(source, indent=2) + "\n":
-            return False
-        raise CheckpointError(
-            f"{directory} is not empty and was not made from {source}. It was not changed. Name another folder, or "
-            "remove it."
-        )
+    if is_made(directory, SOURCE_FILE, source):
+        return False
     vocabulary = read_vocabulary(file)
-    partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _write_tokenizer(file, vocabulary, partial)
-    _write_weights(file, vocabulary, partial, dtype)
-    _require_ids(partial, vocabulary)
-    (partial / SOURCE_FILE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
-    if directory.exists():
-        directory.rmdir()
-    os.replace(partial, directory)
+    with written_at_once(directory, SOURCE_FILE, source) as folder:
+        _write_tokenizer(file, vocabulary, folder)
+        _write_weights(file, vocabulary, folder, dtype)
+        _require_ids(folder, vocabulary)
     return True
 
 

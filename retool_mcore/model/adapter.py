@@ -18,12 +18,11 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retool_mcore.errors import CheckpointError
-from retool_mcore.model.files import INDEX, file_hash, safe_open, tensor_files
+from retool_mcore.model.files import INDEX, file_hash, safe_open, tensor_files, write_safetensors
 
 if TYPE_CHECKING:
     import torch
@@ -83,16 +82,10 @@ def write_adapter(
         for name, pair in weights.items()
         for letter, tensor in zip("AB", pair, strict=True)
     }
-    _save(tensors, to / WEIGHTS)
+    write_safetensors(to / WEIGHTS, tensors)
     (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     hashes = base_hashes(str(config["base_model_name_or_path"])) | ({_PRECISION: "fp8"} if base_in_fp8 else {})
     (to / BASE).write_text(json.dumps(hashes, indent=2) + "\n", encoding="utf-8")
-
-
-def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a safetensors file. Wraps the library's untyped writer."""
-    torch_files: Any = import_module("safetensors.torch")
-    torch_files.save_file(tensors, path, metadata={"format": "pt"})
 
 
 def is_adapter(folder: Path) -> bool:
@@ -150,7 +143,7 @@ def merge(adapter: Path, to: Path) -> None:
                 pair = pairs.get(name.removesuffix(".weight"))
                 tensors[name] = weight if pair is None else merged(weight, *pair, scale)
         size += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        _save(tensors, to / shard)
+        write_safetensors(to / shard, tensors)
     if (base / INDEX).is_file():
         (to / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": files}), encoding="utf-8")
     for path in adapter.iterdir():

@@ -33,6 +33,10 @@ def check_model(config: RunConfig) -> None:
         ("parallel.tp", config.parallel.tp, shape.kv_heads, "key-value heads"),
         ("parallel.pp", config.parallel.pp, shape.layers, "layers"),
     ]
+    if shape.delta:
+        ways = config.parallel.tp * config.parallel.cp
+        splits.append(("parallel.tp * cp", ways, shape.delta.key_heads, "key heads of the DeltaNet layers"))
+        splits.append(("parallel.tp * cp", ways, shape.delta.value_heads, "value heads of the DeltaNet layers"))
     if isinstance(config, RlConfig):
         splits.append(("rollout.engine_tp", config.rollout.engine_tp, shape.heads, "attention heads"))
     for name, ways, count, what in splits:
@@ -48,10 +52,11 @@ def check_model(config: RunConfig) -> None:
         )
     if not experts:
         _check_dense(config)
-    if experts and config.lora.rank:
+    if (experts or shape.delta) and config.lora.rank:
+        what = f"{experts} experts" if experts else f"{shape.delta.layers} DeltaNet layers" if shape.delta else ""
         raise ConfigError(
-            f"{config.source}: lora.rank = {config.lora.rank}, but {config.model.path} has {experts} experts, which "
-            "cannot have adapters. Use a dense model, or train all weights with lora.rank = 0."
+            f"{config.source}: lora.rank = {config.lora.rank}, but {config.model.path} has {what}, which cannot have "
+            "adapters. Use a dense model with attention in every layer, or train all weights with lora.rank = 0."
         )
     if experts and shape.ffn % config.parallel.expert_tp:
         size = f"{config.parallel.expert_tp}{'' if config.parallel.etp else ' (as tp)'}"

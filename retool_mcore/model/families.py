@@ -7,10 +7,13 @@ might apply them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from retool_mcore.errors import ConfigError
+from retool_mcore.model.files import is_hub_name
 from retool_mcore.model.rope import check_engine_rope, rope_of_config
+from retool_mcore.model.shape import DELTA, FULL, HYBRID, INTERVAL, LINEAR, layer_types
 
 APPLIED = {
     "architectures", "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -19,6 +22,11 @@ APPLIED = {
 }  # fmt: skip
 WINDOW = {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}  # check_window
 EXPERTS = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"}
+HYBRIDS = {  # Qwen3.5; the last three are for an engine's states, and for prediction heads, which training drops
+    *DELTA, "full_attention_interval", "partial_rotary_factor", "mamba_ssm_dtype", "mtp_num_hidden_layers",
+    "mtp_use_dedicated_embeddings",
+}  # fmt: skip
+VISION = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}  # model_type -> that of its text part
 HARMLESS = {  # about the file, generation, or how a program runs the model
     "_name_or_path", "name_or_path", "_model_name_or_path", "_commit_hash", "transformers_version", "torch_dtype",
     "dtype", "use_cache", "initializer_range", "pretraining_tp", "bos_token_id", "eos_token_id", "pad_token_id",
@@ -54,7 +62,7 @@ ONLY = {
     "hidden_dropout": Only(values=(0,), why="transformers has none in this family"),
     "attention_bias": Only(values=(False,), why=NO_BIAS),
     "mlp_bias": Only(values=(False,), why=NO_BIAS),
-    "partial_rotary_factor": Only(values=(1,), why="training does not support partial rotary embeddings"),
+    "partial_rotary_factor": Only(values=(1,), why="training supports partial rotary embeddings only in Qwen3.5"),
     **{
         name: Only(values=(1,), why=NO_SCALE)
         for name in (
@@ -90,6 +98,13 @@ class Family:
     only: Mapping[str, Only] = field(default_factory=dict[str, Only])
 
 
+HYBRID_NEEDS = ("num_hidden_layers", "num_key_value_heads", "head_dim", "layer_types or full_attention_interval")
+HYBRID_ONLY = {
+    "attn_output_gate": Only(values=(True,), why="training always applies this gate"),
+    "norm_topk_prob": Only(values=(True,), why="training normalizes a token's expert weights to a sum of 1"),
+    "mlp_only_layers": Only(values=([],), why=ALL_EXPERTS),
+    "decoder_sparse_step": Only(values=(1,), why=ALL_EXPERTS),
+}
 FAMILIES = {
     "qwen2": Family(
         models="Qwen2, Qwen2.5 and models derived from them",
@@ -109,6 +124,27 @@ FAMILIES = {
             "mlp_only_layers": Only(values=([],), why=ALL_EXPERTS),
         },
     ),
+    "qwen3_5_text": Family(
+        models="Qwen3.5, text part",
+        architecture="Qwen3_5ForCausalLM",
+        needs=(*HYBRID_NEEDS, *DELTA),
+        also=frozenset(HYBRIDS),
+        only=HYBRID_ONLY,
+    ),
+    "qwen3_5_moe_text": Family(
+        models="Qwen3.5 with experts, text part",
+        architecture="Qwen3_5MoeForCausalLM",
+        needs=(
+            *HYBRID_NEEDS,
+            *DELTA,
+            "num_experts or num_local_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "shared_expert_intermediate_size",
+        ),
+        also=frozenset(HYBRIDS | EXPERTS | {"shared_expert_intermediate_size"}),
+        only=HYBRID_ONLY,
+    ),
     "llama": Family(models="Llama 2 and 3, SmolLM2", architecture="LlamaForCausalLM", needs=()),
     "mistral": Family(models="Mistral 7B", architecture="MistralForCausalLM", needs=("num_key_value_heads",)),
 }
@@ -119,6 +155,13 @@ WAYS_OUT = "Use a model without it. If the weights do not depend on it, remove t
 def check_fields(values: Mapping[str, Any], model: str) -> None:
     """Raise ConfigError unless training supports each field of ``model``'s config.json."""
     kind = values.get("model_type")
+    if kind in VISION:
+        name = Path(model).name
+        download = f"`hf download {model} --local-dir {name}`, then " if is_hub_name(model) else ""
+        raise ConfigError(
+            f"{model} is a vision model (model_type {kind}), and training takes a folder of its text part. Write one: "
+            f"{download}`retool data model {name if download else model} {name}-text`."
+        )
     family = FAMILIES.get(str(kind))
     if family is None:
         known = "; ".join(f"{name} ({supported.models})" for name, supported in FAMILIES.items())
@@ -136,12 +179,26 @@ def check_fields(values: Mapping[str, Any], model: str) -> None:
         )
     if str(kind).startswith("qwen") and values.get("head_dim", 1) is None:
         raise ConfigError(f"head_dim of {model} is null, which transformers cannot load. Remove the line.")
+    if kind in HYBRID:
+        _check_layer_types(values, model)
     try:
         rope_of_config(values)
     except ConfigError as error:
         raise ConfigError(f"{model}: {error}. Use a model with other RoPE settings.") from error
     for name, value in values.items():
         _check_field(name, value, family, model)
+
+
+def _check_layer_types(values: Mapping[str, Any], model: str) -> None:
+    """Raise ConfigError unless every nth layer has full attention, as Megatron-Bridge assumes."""
+    types = layer_types(values)
+    full = [count for count, kind in enumerate(types, 1) if kind != LINEAR]
+    interval = values.get("full_attention_interval") or (full[0] if full else INTERVAL)
+    if types != layer_types({**values, "layer_types": None, "full_attention_interval": interval}):
+        raise ConfigError(
+            f"{model} has full attention in layers {full} of {len(types)} (layer_types), but training supports only "
+            f"every nth layer, and here n would be {interval}. Use a model with a regular pattern."
+        )
 
 
 def _check_field(name: str, value: Any, family: Family, model: str) -> None:
@@ -166,7 +223,7 @@ def check_engine_fields(values: Mapping[str, Any], model: str) -> None:
 
 def window_of(values: Mapping[str, Any]) -> int | None:
     """The sliding window in tokens, if some layer has one; None for full attention."""
-    kinds = set(values.get("layer_types") or ()) - {"full_attention"}
+    kinds = set(values.get("layer_types") or ()) - {FULL, *((LINEAR,) if values.get("model_type") in HYBRID else ())}
     if other := kinds - {"sliding_attention"}:
         raise ConfigError(f"layer_types has {', '.join(sorted(other))}, but training computes full attention")
     width: int | None = values.get("sliding_window", DEFAULT_WINDOW)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,12 @@ def safe_open() -> Any:
     import safetensors
 
     return safetensors.safe_open
+
+
+def write_safetensors(path: Path, tensors: dict[str, Any]) -> None:
+    """Write contiguous torch tensors; wraps the library's untyped writer."""
+    torch_files: Any = import_module("safetensors.torch")
+    torch_files.save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _index(folder: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Parses the RoPE settings of a config.json and checks that training supports them.
 
 transformers' modeling_rope_utils.py computes the frequencies. A patch passes them to Megatron
-(platforms/patches_mbridge.py).
+(platforms/patches_bridge.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from math import log
 from typing import Any
 
 from retool_mcore.errors import ConfigError
+from retool_mcore.model.shape import HYBRID
 
 NEEDED = {  # rope type -> required settings
     "default": (),
@@ -28,6 +29,9 @@ UNREAD = {  # rope type -> settings that occur in files but that transformers ig
     "yarn": ("finetuned",),
 }
 NEUTRAL = {"partial_rotary_factor": 1.0, "attn_factor": 1.0, "extrapolation_factor": 1.0}
+# Settings of hybrid models: the rotated share of a head, and how images have several positions per
+# token, which are equal in text.
+HYBRID_KEYS = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 MARKS = ("rope_type", "type", "rope_theta")
 
 
@@ -58,6 +62,10 @@ def rope_of_config(values: Mapping[str, Any]) -> Rope:
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in NEEDED:
         raise ConfigError(f'{key} has type "{kind}", but training supports only {", ".join(NEEDED)}')
+    if values.get("model_type") in HYBRID:
+        if kind != "default":
+            raise ConfigError(f'{key} has type "{kind}", but training supports only default in Qwen3.5')
+        settings = {name: value for name, value in settings.items() if name not in HYBRID_KEYS}
     _check_keys(key, kind, settings)
     if kind != "yarn":
         return Rope(kind=kind)

@@ -3,17 +3,19 @@
 The Megatron bridge silently skips tensors with unknown names, and thus a part of the model.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from retool_mcore.errors import CheckpointError
-from retool_mcore.model.files import INDEX, safe_open, tensor_files
-from retool_mcore.model.shape import ModelShape, shape_of_config
+from retool_mcore.model.files import INDEX, WHOLE, safe_open, tensor_files, write_safetensors
+from retool_mcore.model.shape import FULL, HYBRID, LINEAR, DeltaShape, ModelShape, layer_types, shape_of_config
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 UNREAD = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files; computed from the config
+NESTED = "model.language_model."  # prefix of the text part in a vision model, and in what transformers saves of it
 DTYPES = ("BF16", "F16", "F32")  # as safetensors names them
 ALIKE = 0.999  # minimum cosine similarity of two untrained rows
 MANY = 100  # a row that is similar to more rows than this is untrained
@@ -25,27 +27,58 @@ def trained_tensors(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     tensors = {EMBEDDING: (shape.vocab, shape.hidden), "model.norm.weight": (shape.hidden,)}
     if not shape.tied:
         tensors[HEAD] = (shape.vocab, shape.hidden)
-    for layer in range(shape.layers):
-        tensors |= {f"model.layers.{layer}.{name}": size for name, size in _layer(kind, shape)}
+    types = layer_types(values) if kind in HYBRID else [FULL] * shape.layers
+    for layer, layer_type in enumerate(types):
+        mixer = _delta(shape.hidden, shape.delta) if shape.delta and layer_type == LINEAR else _attention(kind, shape)
+        tensors |= {f"model.layers.{layer}.{name}": size for name, size in (*mixer, *_mlp(kind, shape))}
     return tensors
 
 
-def _layer(kind: str, shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden = shape.hidden
-    rows = {"q": shape.heads * shape.head_dim, **dict.fromkeys("kv", shape.kv_heads * shape.head_dim)}
-    yield from ((f"{name}_layernorm.weight", (hidden,)) for name in ("input", "post_attention"))
+Tensors = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def _attention(kind: str, shape: ModelShape) -> Tensors:
+    hidden, attended = shape.hidden, shape.heads * shape.head_dim
+    rows = {"q": attended * (2 if shape.output_gate else 1), **dict.fromkeys("kv", shape.kv_heads * shape.head_dim)}
     yield from ((f"self_attn.{name}_proj.weight", (count, hidden)) for name, count in rows.items())
-    yield "self_attn.o_proj.weight", (hidden, rows["q"])
+    yield "self_attn.o_proj.weight", (hidden, attended)
     if kind == "qwen2":
         yield from ((f"self_attn.{name}_proj.bias", (count,)) for name, count in rows.items())
     if kind.startswith("qwen3"):
         yield from ((f"self_attn.{name}_norm.weight", (shape.head_dim,)) for name in "qk")
-    parts = [f"mlp.experts.{number}" for number in range(shape.experts)] or ["mlp"]
-    if shape.experts:
-        yield "mlp.gate.weight", (shape.experts, hidden)
-    for part in parts:
-        yield from ((f"{part}.{name}_proj.weight", (shape.ffn, hidden)) for name in ("gate", "up"))
-        yield f"{part}.down_proj.weight", (hidden, shape.ffn)
+
+
+def _delta(hidden: int, delta: DeltaShape) -> Tensors:
+    """The tensors of a Gated DeltaNet layer: q, k and v, gate z, beta b, and decay a."""
+    rows = {"qkv": 2 * delta.keys + delta.values, "z": delta.values, **dict.fromkeys("ba", delta.value_heads)}
+    yield from ((f"linear_attn.in_proj_{name}.weight", (count, hidden)) for name, count in rows.items())
+    yield "linear_attn.conv1d.weight", (rows["qkv"], 1, delta.kernel)
+    yield from ((f"linear_attn.{name}", (delta.value_heads,)) for name in ("A_log", "dt_bias"))
+    yield "linear_attn.norm.weight", (delta.value_dim,)
+    yield "linear_attn.out_proj.weight", (hidden, delta.values)
+
+
+def _mlp(kind: str, shape: ModelShape) -> Tensors:
+    """The tensors of a layer's norms, and of its MLP or experts."""
+    hidden = shape.hidden
+    yield from ((f"{name}_layernorm.weight", (hidden,)) for name in ("input", "post_attention"))
+    if not shape.experts:
+        yield from _gated("mlp", hidden, shape.ffn)
+        return
+    yield "mlp.gate.weight", (shape.experts, hidden)
+    if kind not in HYBRID:
+        for number in range(shape.experts):
+            yield from _gated(f"mlp.experts.{number}", hidden, shape.ffn)
+        return
+    yield "mlp.experts.gate_up_proj", (shape.experts, 2 * shape.ffn, hidden)
+    yield "mlp.experts.down_proj", (shape.experts, hidden, shape.ffn)
+    yield from _gated("mlp.shared_expert", hidden, shape.shared_ffn)
+    yield "mlp.shared_expert_gate.weight", (1, hidden)
+
+
+def _gated(name: str, hidden: int, width: int) -> Tensors:
+    yield from ((f"{name}.{part}_proj.weight", (width, hidden)) for part in ("gate", "up"))
+    yield f"{name}.down_proj.weight", (hidden, width)
 
 
 def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str) -> None:
@@ -54,6 +87,11 @@ def check_tensors(names: Collection[str], values: Mapping[str, Any], model: str)
     Accepts two extras: the output matrix of a tied model, and RoPE frequencies in old files.
     """
     wanted, present = trained_tensors(values).keys(), set(names)
+    if any(name.startswith(NESTED) for name in present):
+        raise CheckpointError(
+            f"the checkpoint {model} has the tensor names of a vision model ({NESTED}...), which training would "
+            f"ignore. Write a folder of its text part: `retool data model {model} {Path(model).name}-text`."
+        )
     tied = {HEAD} if HEAD not in wanted else set[str]()
     unknown = sorted(name for name in present - wanted - tied if not UNREAD.fullmatch(name))
     for different, verb, why in (
@@ -114,6 +152,24 @@ def missing_tensors(source: Path, weights: Mapping[str, Any]) -> Iterator[tuple[
                 yield name, file.get_tensor(name)
 
 
+def write_tensors(folder: Path, tensors: Mapping[str, Any], files: Mapping[str, str]) -> None:
+    """Write a checkpoint's tensors, with an index if they are in several files.
+
+    ``files``: tensor name -> file; tensors without one are in model.safetensors.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    by_file: dict[str, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        by_file.setdefault(files.get(name, WHOLE), {})[name] = tensor.contiguous()
+    for file, contents in by_file.items():
+        write_safetensors(folder / file, contents)
+    if len(by_file) > 1:
+        weight_map = {name: file for file, contents in by_file.items() for name in contents}
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
 def same_tensor(folder: Path, files: Mapping[str, str], name: str, other: str) -> bool:
     """Whether two tensors of a checkpoint are equal. ``files``: tensor name -> file."""
     import torch
@@ -139,7 +195,7 @@ def never_trained(model: str, token_ids: Sequence[int]) -> list[int] | None:
         if located is None:
             return None
         folder, files = located
-        name = HEAD if HEAD in files else EMBEDDING
+        name = next((name for name in (HEAD, EMBEDDING) if name in files), NESTED + EMBEDDING.removeprefix("model."))
         with safe_open()(folder / files[name], "pt") as file:
             rows_VH: torch.Tensor = torch.nn.functional.normalize(file.get_tensor(name).float(), dim=-1)
     except FileNotFoundError:

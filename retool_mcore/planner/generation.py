@@ -71,7 +71,7 @@ class Engines:
 
         Matrix products are bound by reading weights or by compute. Attention runs after them and is
         bound by reading the KV cache; Triton reads an FP8 cache only as fast as a bfloat16 one, in
-        tokens per second.
+        tokens per second. DeltaNet layers read and write the state of each response.
         """
         shape, device = self.shape, self.hardware.device
         touched = self._touched_params(concurrent)
@@ -81,7 +81,8 @@ class Engines:
             weights / (bandwidth * calibrated("weights_read")),
             2 * shape.compute_params * concurrent / (self.tp * device.flops * calibrated("products")),
         )
-        cache_s = context * shape.kv_bytes(fp8=False) / (bandwidth * calibrated("cache_read"))
+        cached = context * shape.kv_bytes(fp8=False) + (2 * concurrent * shape.delta.state_bytes if shape.delta else 0)
+        cache_s = cached / (bandwidth * calibrated("cache_read"))
         layer_s = calibrated("decode_layer_s")
         if self.tp > 1:
             sent = 2 * 2 * shape.hidden * concurrent * (self.tp - 1) / self.tp

@@ -15,6 +15,7 @@ from retool_mcore.platforms.rollout_engines import SGLANG, captured
 NO_LORA = Lora()  # full fine-tuning
 # config.Memory.adam_states -> bytes per parameter for the master weight and both moments
 STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}
+STATES_PER_CACHE = 0.9  # SGLang's mamba_full_memory_ratio: memory of DeltaNet states / of keys and values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class RolloutMemory:
 def layer_params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]:
     """Layer parameters on one device of the fullest stage: (experts, all others)."""
     layers = ceil(shape.layers / parallel.pp)
-    experts = layers * (shape.layer_params - shape.attention_params) if shape.experts else 0
+    experts = layers * shape.routed_params
     others = layers * shape.layer_params - experts
     return experts / (parallel.expert_tp * parallel.ep), others / parallel.tp
 
@@ -111,7 +112,7 @@ def activation_bytes(
     Recomputation "auto" counts as storing everything, because its micro-batches need the most
     memory when nothing is recomputed.
     """
-    hidden, ffn = shape.hidden, shape.ffn * (shape.experts_per_token or 1)
+    hidden, ffn = shape.hidden, shape.used_ffn
     unfused = 0 if fused else 2 * (ffn + 4 * hidden)
     unfused += 2 * 2 * hidden if lora and fused else 0
     stored = (shape.kept_bytes - (shape.fp8_values if fp8 else 0) + unfused) / tp
@@ -174,6 +175,7 @@ def rollout_memory(
 
     The engine's weights and KV cache take ``engine_memory_fraction`` of the memory that is free
     next to the actor when the engine starts (SGLang), or of the whole device (vLLM).
+    SGLang reserves a part of the cache for the states of DeltaNet layers (``STATES_PER_CACHE``).
     ``engine_args`` may limit the number of cache tokens. With ``rollout.gpus``, engines and actor
     are on different devices.
     """
@@ -196,5 +198,5 @@ def rollout_memory(
         beyond=0.0 if device.engine_counts_all else calibrated("engine_gib") + graphs_gib,
         asleep=0.0 if rollout.gpus else asleep,
         syncing=0.0 if rollout.gpus else resident + train.dequantized_matrix + train.buffers + weights,
-        kv_tokens=max(0, round(cache * GIB / kv_bytes)),
+        kv_tokens=max(0, round(cache * GIB / (1 + STATES_PER_CACHE if shape.delta else 1) / kv_bytes)),
     )

@@ -38,13 +38,15 @@ def pass_s(
     """Seconds for a rank's ``micro_batches``. ``passes``: in units of forward passes.
 
     Forward plus backward is 3 passes, with full recomputation 4. With small layers, or few tokens
-    per expert, kernel launches on the host are the bottleneck.
+    per expert, kernel launches on the host are the bottleneck. The recurrence of DeltaNet layers is
+    assumed to be as efficient as attention; no measurement exists.
     """
     launch_s = calibrated("layer_s") + calibrated("expert_s") * shape.experts / parallel.ep
     launch_s += len(lora.matrices) * calibrated("adapter_s") if lora.rank else 0.0
     device, count = hardware.device, hardware.count
     products = shape.product_flops(passes, lora) * work.tokens / calibrated("products")
-    attention = 2 * shape.layers * shape.heads * shape.head_dim * work.squares * passes / calibrated("attention")
+    mixing = 2 * shape.attention_layers * shape.heads * shape.head_dim * work.squares
+    attention = (mixing + shape.recurrence_flops * work.tokens) * passes / calibrated("attention")
     device_s = (products * (calibrated("fp8") if fp8 else 1.0) + attention) / (count * device.flops)
     permuted = calibrated("permute") * _copied_bytes_per_token(shape) * shape.layers * work.tokens * _traversals(passes)
     device_s += permuted / (count * device.bandwidth * calibrated("memory"))
@@ -59,13 +61,17 @@ def _messages_s(shape: ModelShape, hardware: Hardware, parallel: Parallel, work:
     """Seconds of communication for tensor, context and expert parallelism.
 
     Per layer and forward pass, tensor parallelism does two all-gathers and two reduce-scatters of
-    the hidden states, and context parallelism circulates keys and values. Expert parallelism sends
-    a copy of a token to each of its experts and back.
+    the hidden states, and context parallelism circulates keys and values; in DeltaNet layers, it
+    sends all projections to the ranks that have their heads, and the outputs back. Expert
+    parallelism sends a copy of a token to each of its experts and back.
     """
     tokens_of_rank = work.tokens / (hardware.count / parallel.model_parallel) / parallel.cp
     tp, cp, ep = parallel.tp, parallel.cp, parallel.ep
     tp_bytes = 4 * 2 * shape.hidden * tokens_of_rank * shape.layers / parallel.pp * (tp - 1) / tp * passes
-    cp_bytes = 2 * 2 * shape.kv_heads * shape.head_dim * tokens_of_rank * (cp - 1) * shape.layers / parallel.pp / tp
+    cp_values = 2 * shape.kv_heads * shape.head_dim * (cp - 1) * shape.attention_layers
+    if shape.delta:
+        cp_values += (2 * shape.delta.keys + 3 * shape.delta.values) * (cp - 1) / cp * shape.delta.layers
+    cp_bytes = 2 * cp_values * tokens_of_rank / parallel.pp / tp
     ep_bytes = 2 * _copied_bytes_per_token(shape) * tokens_of_rank * shape.layers / parallel.pp * (ep - 1) / ep
     seconds = tp_bytes / hardware.link(tp) + cp_bytes * passes / hardware.link(tp * cp)
     return (seconds + ep_bytes * _traversals(passes) / hardware.link(ep)) / calibrated("link")

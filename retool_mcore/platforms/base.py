@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from retool_mcore.config import EvaluationConfig, JobConfig, RunConfig, ToolLoop
 from retool_mcore.errors import ConfigError, PlatformError
-from retool_mcore.platforms.patches import Patch, Seam
+from retool_mcore.platforms.patches import Patch, Seam, requirement
 from retool_mcore.platforms.rollout_engines import RolloutEngine
 
 PLATFORMS = {  # name -> module:class, imported on demand; detect_platform() takes the last match
@@ -152,7 +152,7 @@ class Platform(ABC):
 
         `retool preflight` checks them.
         """
-        return ()
+        return (requirement("megatron-bridge"),)
 
     @abstractmethod
     def activate(self) -> None:
@@ -270,18 +270,14 @@ def engine_environment(loop: ToolLoop) -> dict[str, str]:
 
 def training_patches() -> tuple[Patch, ...]:
     """The patches of every process that trains with Megatron, on CPU and CUDA."""
-    from retool_mcore.platforms import patches_mbridge, patches_megatron, patches_verl
+    from retool_mcore.platforms import patches_bridge, patches_megatron, patches_verl
 
-    return (
-        *patches_verl.TRAINING_PATCHES,
-        patches_megatron.WRITER_PATCH,
-        *patches_mbridge.MBRIDGE_PATCHES,
-    )
+    return (*patches_verl.TRAINING_PATCHES, *patches_bridge.BRIDGE_PATCHES, *patches_megatron.MEGATRON_PATCHES)
 
 
 def sorted_by_library(patches: Iterable[Patch]) -> list[Patch]:
     """Sort the patches by library, keeping their order within each library."""
-    order = ("verl", "megatron", "mbridge", "sglang", "torch", "transformer_engine")
+    order = ("verl", "megatron", "sglang", "torch", "transformer_engine")
     return sorted(patches, key=lambda patch: order.index(patch.changes[0].target.partition(".")[0]))
 
 

@@ -1,6 +1,6 @@
 """LoRA: adapters on Megatron's linear layers, a frozen base in FP8, and the bridge's export.
 
-A layer keeps its weight and the weight's name, and gets a submodule `lora` with A [r, in] and
+A layer keeps its weight and the weight's name, and gets a submodule `adapter` with A [r, in] and
 B [out, r] for each Hugging Face matrix that is fused into it: linear_qkv gets those of q_proj,
 k_proj and v_proj. Adapters are therefore equivalent to peft's.
 
@@ -13,8 +13,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,9 +28,11 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.tensor_parallel.layers import copy_tensor_model_parallel_attributes
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from megatron.core.utils import unwrap_model
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import dropout, linear
 
+from retool_mcore.errors import PlatformError
 from retool_mcore.model.adapter import from_fp8, merged, row_scales, to_fp8
 
 FUSED = {  # path of a linear in Megatron's layer -> the Hugging Face matrices fused into it, in order
@@ -42,7 +43,7 @@ FUSED = {  # path of a linear in Megatron's layer -> the Hugging Face matrices f
 }
 ROW_PARALLEL = ("self_attention.linear_proj", "mlp.linear_fc2")
 Pair = tuple[torch.Tensor, torch.Tensor]  # A [r, in] and B [out, r], unsharded
-MODULE = "lora"  # name of the adapter submodule; part of its parameters' names
+MODULE = "adapter"  # name of the submodule and part of its parameters' names; the bridge skips them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,16 +227,26 @@ def _adapt_linear(layer: Any, path: str, fused: Sequence[str], settings: LoraSet
     linear_layer.lora_layer = layer.layer_number - 1
     adapter = Adapter(fused, linear_layer, settings, rows, row_parallel=path in ROW_PARALLEL, groups=groups)
     linear_layer.add_module(MODULE, adapter)
-    linear_layer.__class__ = type(f"Adapted{type(linear_layer).__name__}", (_Adapted, type(linear_layer)), {})
+    kind = type(linear_layer)  # the bridge knows by its name how the weight is sharded
+    linear_layer.__class__ = type(kind.__name__, (_Adapted, kind), {})
     if hasattr(linear_layer, "return_layernorm_output"):
         linear_layer.return_layernorm_output = True
 
 
 def linears_of(layer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the module of each linear in one of Megatron's layers."""
+    """Yield the path and the module of each linear in one of Megatron's layers.
+
+    Raises PlatformError for layers with experts or a Gated DeltaNet.
+    """
     for path in FUSED:
         owner, _, name = path.partition(".")
-        yield path, getattr(getattr(layer, owner), name)
+        linear_layer = getattr(getattr(layer, owner), name, None)
+        if linear_layer is None:
+            raise PlatformError(
+                f"layer {layer.layer_number} of the model has no {path}, so it cannot have adapters. Use a dense model "
+                "with attention in every layer, or train all weights with lora.rank = 0."
+            )
+        yield path, linear_layer
 
 
 def _adapters_of(chunks: Iterable[Any]) -> Iterator[Adapter]:
@@ -333,20 +344,8 @@ def quantize_base(chunk: Any) -> None:
             linear_layer.scales = row_scales(largest, linear_layer.weight.dtype)
             linear_layer.live_storage = lambda: None  # no dequantized copy exists yet
             linear_layer.weight.data = to_fp8(linear_layer.weight.data, linear_layer.scales)
-            linear_layer.__class__ = type(f"Fp8{type(linear_layer).__name__}", (_Fp8Linear, type(linear_layer)), {})
-
-
-def dequantized_parameters(chunk: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a chunk's parameters by name; FP8 weights are dequantized one at a time."""
-    layers = {f"{name}.weight": module for name, module in chunk.named_modules() if isinstance(module, _Fp8Linear)}
-    for name, parameter in chunk.named_parameters():
-        layer = layers.get(name)
-        if layer is None:
-            yield name, parameter
-            continue
-        weight = layer.dequantized()
-        copy_tensor_model_parallel_attributes(weight, parameter)
-        yield name, weight
+            kind = type(linear_layer)
+            linear_layer.__class__ = type(kind.__name__, (_Fp8Linear, kind), {})
 
 
 @torch.no_grad()
@@ -393,67 +392,51 @@ def load(chunks: Sequence[Any], weights: Mapping[str, Pair]) -> None:
             shard.copy_(full)
 
 
-class _WithoutAdapters:
-    """A view of a model chunk without adapters and with dequantized weights, for the bridge."""
-
-    def __init__(self, chunk: Any) -> None:
-        self._chunk = chunk
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._chunk, name)
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, weight) for name, weight in dequantized_parameters(self._chunk) if not _is_adapter(name))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: each for name, each in self._chunk.state_dict().items() if not _is_adapter(name)}
-
-
-def _is_adapter(name: str) -> bool:
-    return any(f".{path}.{MODULE}." in name for path in FUSED)
-
-
 class AdaptedBridge:
-    """Patches an mbridge instance to build chunks with adapters and to export merged weights.
+    """Changes an engine's bridge: it loads into chunks with adapters and exports merged weights.
 
-    The export has W + s B A under the names and in the shapes of W. Loading ignores adapters.
+    The export has W + s B A under the names and in the shapes of W. The bridge itself ignores
+    parameters of a module that is called ``adapter``.
     """
 
-    def __init__(self, bridge: Any, settings: LoraSettings) -> None:
-        self._settings = settings
-        self._export: Callable[..., Iterator[tuple[str, torch.Tensor]]] = bridge.export_weights
-        bridge.get_model = partial(self._get_model, bridge.get_model)
-        bridge.load_weights = partial(self._load_and_quantize, bridge.load_weights)
-        bridge.export_weights = lambda models: self._merged(_unwrapped(models))
+    def __init__(self, bridge: Any, provider: Any, settings: LoraSettings) -> None:
+        self._settings, self._bridge = settings, bridge
+        self._load, self._export = bridge.load_hf_weights, bridge.export_hf_weights
+        provider.register_pre_wrap_hook(self._adapt)
+        bridge.load_hf_weights, bridge.export_hf_weights = self._load_and_quantize, self._merged
 
-    def _get_model(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        callbacks = [*kwargs.pop("post_model_creation_callbacks", []), self._adapt]
-        return build(*args, post_model_creation_callbacks=callbacks, **kwargs)
+    def _adapt(self, chunks: Sequence[Any]) -> Sequence[Any]:
+        for chunk in chunks:
+            adapt(chunk, self._settings)
+        return chunks
 
-    def _load_and_quantize(self, load_weights: Callable[..., None], models: Sequence[Any], *args: Any) -> None:
+    def _load_and_quantize(self, models: Sequence[Any], *args: Any, **kwargs: Any) -> None:
         from verl.utils.device import get_torch_device
 
-        chunks = _unwrapped(models)
-        load_weights([_WithoutAdapters(chunk) for chunk in chunks], *args)
+        self._load(models, *args, **kwargs)
         if not self._settings.base_in_fp8:
             return
-        for chunk in chunks:
+        for chunk in unwrap_model(models):
             quantize_base(chunk)
         device = get_torch_device()
         device.empty_cache()
         device.reset_peak_memory_stats()  # excludes the load, when no weight is in FP8 yet
 
-    def _adapt(self, model: Any, **_: Any) -> None:
-        adapt(model, self._settings)
-
-    def _merged(self, chunks: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        pairs = gather(chunks)
-        for name, weight in self._export([_WithoutAdapters(chunk) for chunk in chunks]):
+    def _merged(
+        self, models: Sequence[Any], conversion_tasks: Sequence[Any] | None = None, **_: Any
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        pairs = gather(models)
+        tasks = map(_dequantized, conversion_tasks or self._bridge.get_conversion_tasks(models))
+        for name, weight in self._export(models, conversion_tasks=tasks, show_progress=False):
             pair = pairs.get(name.removesuffix(".weight"))
             yield name, weight if pair is None else merged(weight.detach(), *pair, self._settings.scale)
 
 
-def _unwrapped(models: Sequence[Any]) -> list[Any]:
-    from mbridge.core.util import unwrap_model
-
-    return [unwrap_model(model) for model in models]
+def _dequantized(task: Any) -> Any:
+    """One of the bridge's tasks, with its weight in the model's dtype."""
+    layer = task.megatron_module
+    if not isinstance(layer, _Fp8Linear) or task.param_weight is not layer.weight:
+        return task
+    weight = layer.dequantized()
+    copy_tensor_model_parallel_attributes(weight, layer.weight)
+    return replace(task, param_weight=weight)

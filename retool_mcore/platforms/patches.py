@@ -1,7 +1,7 @@
 """Records of our dependencies on internals of other packages: patches and seams.
 
 Each record checks the version of its package and says when it can be removed. patches_verl.py,
-patches_megatron.py, patches_mbridge.py, patches_sglang.py and patches_torch.py contain the patches
+patches_megatron.py, patches_bridge.py, patches_sglang.py and patches_torch.py contain the patches
 of one library each. cpu/patches.py and cuda/patches.py contain those that no other platform needs.
 """
 
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 # The versions that this code was checked against. The extras of pyproject.toml allow no others.
 VERSIONS = {
     "torch": ">=2.9,<2.14",
-    "megatron-core": ">=0.16.1,<0.17",  # mbridge 0.15.1 cannot build a model of 0.17 and newer
+    "megatron-core": ">=0.18,<0.19",  # on Ascend 0.18.0, elsewhere 0.18.2
+    "megatron-bridge": ">=0.5,<0.5.2",  # on Ascend 0.5.0, elsewhere 0.5.1
     "transformer-engine": ">=2.11,<2.12",  # 2.13 needs cuBLAS 13.2, torch 2.11 has 13.1; 2.12 is untested
-    "mbridge": "==0.15.1",
     "verl": "==0.9.1",
     "sglang": "==0.5.14",
     "ray": "==2.60.0",

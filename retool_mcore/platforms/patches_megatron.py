@@ -1,19 +1,18 @@
-"""Patch of Megatron-core's checkpoint writer, for every training process."""
+"""Patches of Megatron-core's checkpoints, for every training process."""
 
 import pickle
 import queue
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial, wraps
-from types import SimpleNamespace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 from retool_mcore.platforms.patches import Change, Patch, requirement
 
 
 class Results:
-    """Results of Megatron's writers, in an anonymous file that forked writers share.
+    """Results of Megatron's writer, in an anonymous file that it shares with the forked process.
 
     Megatron has one queue for all saves of a process, in a manager process. The manager outlives a
     killed rank, and actor and critic, which save at the same time, could get each other's results.
@@ -34,39 +33,68 @@ class Results:
             raise queue.Empty from None
 
 
-def _in_threads(original: Any) -> Any:
-    """Write each bucket in a thread; the original waits forever for a killed process."""
+def _by_megatron(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Start an asynchronous save with Megatron's own writer."""
 
-    def write_preloaded_data_multiproc(
-        transform_list: list[Any], use_msc: bool, rank: int, write_buckets: Sequence[Any], global_results_queue: Any
-    ) -> None:
-        from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+    @wraps(original)
+    def async_save(self: Any, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = "mcore") -> Any:
+        return original(self, sharded_state_dict, checkpoint_dir, "mcore")
 
-        results: dict[int, Any] = {}
-        reports = SimpleNamespace(put=lambda report: results.update([report]))
-        nobody = SimpleNamespace(get=lambda: None, task_done=lambda: None)
-        write = partial(FileSystemWriterAsync.write_preloaded_data, transform_list, use_msc=use_msc)
-        with ThreadPoolExecutor(max(1, len(write_buckets))) as pool:
-            list(pool.map(lambda bucket: write(*bucket, reports, nobody, True), enumerate(write_buckets)))
-        failed = [result for result in results.values() if isinstance(result, Exception)]
-        global_results_queue.put(failed[0] if failed else results)
-
-    return staticmethod(wraps(original)(write_preloaded_data_multiproc))
+    return async_save
 
 
-_WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async."
+_CORE = "megatron.core."
+_STRATEGIES = f"{_CORE}dist_checkpointing.strategies."
 WRITER_PATCH = Patch(
     changes=(
         Change(
-            f"{_WRITER}FileSystemWriterAsync.write_preloaded_data_multiproc",
-            ("transform_list", "use_msc", "rank", "write_buckets", "global_results_queue"),
-            _in_threads,
+            f"{_STRATEGIES}fully_parallel.FullyParallelSaveStrategyWrapper.async_save",
+            ("self", "sharded_state_dict", "checkpoint_dir", "async_strategy"),
+            _by_megatron,
         ),
-        Change(f"{_WRITER}_get_write_results_queue", (), lambda original: Results),
+        Change(
+            f"{_STRATEGIES}filesystem_async.get_write_results_queue",
+            ("mp_mode",),
+            lambda original: lambda mp_mode="spawn": Results(),
+        ),
     ),
-    reason="a save waits forever for a writer process that the kernel killed when memory was short; all saves share "
-    "one queue, whose manager process survives a killed rank",
-    gain="Lost data without it: a save hangs, or actor and critic, which save at the same time, swap their results",
+    reason="all saves share one queue, whose manager process survives a killed rank; and verl's asynchronous saves "
+    "need nvidia-resiliency-ext, which has the same writer",
+    gain="Lost data without it: actor and critic, which save at the same time, swap their results",
     applies_to=requirement("megatron-core"),
-    remove_when="Megatron-core's checkpoint writer detects dead processes and has a queue for each save",
+    remove_when="Megatron-core's checkpoint writer has a queue for each save",
 )
+
+
+def _without_alignment(original: Any) -> Any:
+    """Correct how many elements of each bucket of parameters belong in a checkpoint."""
+    compute = original.__func__
+
+    @wraps(compute)
+    def _compute_per_buffer_param_layout(*args: Any, **kwargs: Any) -> Any:
+        layout = compute(*args, **kwargs)
+        ends = [0] * len(layout.bucket_indices)
+        for _, end, bucket in layout.param_index_map.values():
+            ends[bucket] = max(ends[bucket], end)
+        sizes = [end - start for end, (start, _) in zip(ends, layout.bucket_indices, strict=True)]
+        return replace(layout, per_bucket_numel_unpadded=sizes)
+
+    return staticmethod(_compute_per_buffer_param_layout)
+
+
+LAYOUT_PATCH = Patch(
+    changes=(
+        Change(
+            f"{_CORE}optimizer.distrib_optimizer.DistributedOptimizer._compute_per_buffer_param_layout",
+            ("params", "bucket_size", "data_parallel_world_size", "ddp_config", "param_indices"),
+            _without_alignment,
+        ),
+    ),
+    reason="Megatron-core counts the alignment before a tied embedding, which pipeline stages share, into the bucket "
+    "before it, and then saves more elements than it declares",
+    gain="Without it no checkpoint of a tied Qwen3.5 with parallel.pp > 1 is written, because the bucket before the "
+    "embedding ends with a vector that has one element per head",
+    applies_to=requirement("megatron-core"),
+    remove_when="the size of a bucket in DistributedOptimizer ends at its last parameter",
+)
+MEGATRON_PATCHES = (WRITER_PATCH, LAYOUT_PATCH)

@@ -1,6 +1,6 @@
-"""Patches of SGLang's scheduler and detokenizer processes, the most important first.
+"""Patches of SGLang's processes, the most important first.
 
-CUDA uses all four. The CPU uses the last three, and in addition those of cpu/patches.py.
+CUDA uses all five. The CPU uses the last four, and in addition those of cpu/patches.py.
 """
 
 import os
@@ -154,8 +154,56 @@ WEIGHT_SUMS_PATCH = Patch(
     remove_when="SGLang reports checksums under the names in the model's files",
 )
 
+# Text models of sglang_models -> SGLang's vision models with the same layers.
+VISION_MODELS = {
+    "Qwen3_5ForCausalLM": "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM": "Qwen3_5MoeForConditionalGeneration",
+}
+
+
+def _with_text_configs(original: dict[str, Any]) -> dict[str, Any]:
+    from retool_mcore.platforms.sglang_models.qwen3_5_config import MoeTextConfig, TextConfig
+
+    return {**original, **{config.model_type: config for config in (TextConfig, MoeTextConfig)}}
+
+
+def _as_for_vision_models(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Adjust the server's arguments for a text model as SGLang does for the vision model."""
+
+    @wraps(original)
+    def _handle_model_specific_adjustments(self: Any) -> None:
+        config = self.get_model_config().hf_config
+        names = config.architectures
+        config.architectures = [VISION_MODELS.get(name, name) for name in names]
+        try:
+            original(self)
+        finally:
+            config.architectures = names
+
+    return _handle_model_specific_adjustments
+
+
+TEXT_MODELS_PATCH = Patch(
+    changes=(
+        Change("sglang.srt.utils.hf_transformers.config._CONFIG_REGISTRY", None, _with_text_configs),
+        Change(
+            "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments", ("self",), _as_for_vision_models
+        ),
+        # SGLang captures no prefill of the vision models either.
+        Change(
+            "sglang.srt.configs.model_config.piecewise_cuda_graph_disabled_model_archs",
+            None,
+            lambda original: [*original, *VISION_MODELS],
+        ),
+    ),
+    reason="SGLang has Qwen3.5 only as vision models, and ServerArgs compares their names",
+    gain="Without it no engine starts with a text model of Qwen3.5",
+    applies_to=requirement("sglang"),
+    remove_when="SGLang's models include Qwen3_5ForCausalLM and Qwen3_5MoeForCausalLM",
+)
+
 
 def shared_patches() -> tuple[Patch, ...]:
     """The patches that every platform with SGLang applies."""
-    always = (CALL_END_PATCH, WEIGHT_SUMS_PATCH)
+    always = (CALL_END_PATCH, WEIGHT_SUMS_PATCH, TEXT_MODELS_PATCH)
     return always if os.environ.get(PREFILLS_ENV) == "0" else (PREFILL_PATCH, *always)

@@ -500,8 +500,8 @@ FLAT_BUCKET_PATCH = Patch(  # on CUDA, in workers that share their devices with 
         ),
     ),
     reason="verl sends SGLang a CUDA handle for each matrix, and SGLang opens each: thousands in a model with experts",
-    gain="Weight sync of an eighth of Qwen3-30B-A3B's layers: 0.47 s with this patch and mbridge's export_weights "
-    "patch (two H100), 1.9 s with neither (two H200, in a step of 22 s)",
+    gain="Weight sync of an eighth of Qwen3-30B-A3B's layers: 0.47 s with this patch (two H100), 1.9 s "
+    "without it and with a gather for each expert (two H200, in a step of 22 s)",
     applies_to=VERL_REQUIREMENT,
     remove_when="verl sends SGLang flattened buckets",
 )
@@ -565,5 +565,5 @@ MASTER_PORT_PATCH = Patch(
     remove_when="verl's trainer passes its worker groups a master_port_range",
 )
 
-# With Megatron, on CPU and CUDA; Ascend uses only MICRO_BATCH_PATCH.
+# With Megatron, on CPU and CUDA; of these Ascend uses only MICRO_BATCH_PATCH.
 TRAINING_PATCHES = (PACKING_PATCH, MICRO_BATCH_PATCH, CHUNK_PATCH)

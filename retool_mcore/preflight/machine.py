@@ -29,7 +29,7 @@ from retool_mcore.verl.private_names import SEAMS
 
 GIB = 2**30
 INTERFACE = "GLOO_SOCKET_IFNAME"  # launch/env_*.sh set it to SOCKET_IFNAME, which the user sets
-PYTHONS = ((3, 11), (3, 12))
+PYTHON = (3, 12)
 CHECKPOINT_BYTES = 14  # per parameter: bfloat16 weight for export, float32 master weight, two moments
 
 
@@ -52,9 +52,9 @@ def versions(platform: Platform, *, extras: bool) -> Iterator[Finding]:
 
     ``extras``: also check the platform's extra, and the versions that the platform was tested with.
     """
-    if sys.version_info[:2] not in PYTHONS:
-        wanted = " or ".join(".".join(map(str, version)) for version in PYTHONS)
-        yield error("python", f"{host.python_version()} is not supported. Use {wanted}: verl 0.9.1 and SGLang need it.")
+    if sys.version_info[:2] != PYTHON:
+        yield error("python", f"{host.python_version()} is not supported. Use 3.12: megatron-core 0.18 supports no "
+                    "older and verl 0.9.1 no newer version.")  # fmt: skip
     try:
         requirements = _requirements("retool_mcore", "")
         if extras:

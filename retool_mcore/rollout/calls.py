@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
@@ -23,7 +23,6 @@ from retool_mcore.rollout.tools import Tool, ToolContext, ToolError, ToolResult
 from retool_mcore.sandbox.base import ExecResult
 
 GRACE_S = 1.0  # how long to wait for a cancelled hook to finish
-ResultT = TypeVar("ResultT")
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +201,7 @@ def _checked(numbers: Mapping[str, float]) -> dict[str, float]:
     return checked
 
 
-async def _bounded(what: str, work: Coroutine[Any, Any, ResultT], limit_s: float | None) -> ResultT:
+async def _bounded[T](what: str, work: Coroutine[Any, Any, T], limit_s: float | None) -> T:
     """Await ``work``; raise TimeoutError after ``limit_s`` seconds (None: no limit).
 
     It returns in time even if ``work`` suppresses its cancellation. The task is then abandoned.

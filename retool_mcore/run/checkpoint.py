@@ -79,7 +79,8 @@ DISK_FULL = (
     "Its files were deleted; the checkpoint before it is kept. Free some space, then run the same command again."
 )
 CONTENTS = (STATE_FILE, SUMS, "actor", "critic", "data.pt", "transfer_queue")
-VERSION = 2  # of state.json; newer releases write higher versions
+VERSION = 3  # of state.json; newer releases write higher versions
+LOADABLE = 3  # the lowest version that a run can resume from; earlier ones were written with Megatron-core 0.16
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 # Keys of identity() that may change between save and resume. New values apply from the next step.
 CHANGEABLE = ("optim.lr", "optim.min_lr", "optim.weight_decay", "optim.clip_grad", "critic.lr")
@@ -99,6 +100,7 @@ class Saved:
 
     step: int
     path: Path
+    version: int  # of its state.json
     identity: dict[str, Any]
     settings: dict[str, Any]  # all of the run's
     layout: dict[str, int]
@@ -170,6 +172,7 @@ def read_state(path: Path) -> Saved:
         return Saved(
             step=int(state["step"]),
             path=path,
+            version=int(state["version"]),
             identity=state["identity"],
             settings=state["settings"],
             layout={size: int(state["layout"][size]) for size in LAYOUT},
@@ -425,6 +428,12 @@ def find_resume(config: RunConfig) -> Saved | None:
         raise CheckpointError(
             f"{saved.path} belongs to a different run: {'; '.join(changed.values())}. Restore the setting, or start a "
             "run with another run.name."
+        )
+    if saved.version < LOADABLE:
+        raise CheckpointError(
+            f"{saved.path} was written with Megatron-core 0.16, and this release cannot read its optimizer states. "
+            "Finish the run with the release that wrote it, or run `retool export` and start a run with another "
+            "run.name and model.path set to the exported model."
         )
     _check_layout(saved, config)
     require_own(saved.path)

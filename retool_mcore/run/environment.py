@@ -25,7 +25,7 @@ from retool_mcore.run.checkpoint import flat
 from retool_mcore.run.folder import write_atomic
 
 ENVIRONMENT_FILE = "environment.json"
-PACKAGES = ("torch", "verl", "megatron-core", "mbridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
+PACKAGES = ("torch", "verl", "megatron-core", "megatron-bridge", "ray", "sglang", "vllm", "transformers", "mindspeed")
 CODE = "retool_mcore's *.py (SHA-256)"
 NOT_INSTALLED = "not installed"
 

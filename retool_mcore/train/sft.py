@@ -219,7 +219,8 @@ def _require_world(config: SftConfig) -> None:
 
 def _signal_of_any_rank(own_signal: int) -> int:
     """The signal that asked any rank to stop, 0 if none. Collective; the same on all ranks."""
-    number = torch.tensor(own_signal, device=torch.accelerator.current_accelerator())  # None means the CPU
+    device = torch.accelerator.current_accelerator(check_available=True)  # None means the CPU
+    number = torch.tensor(own_signal, device=device)
     dist.all_reduce(number, dist.ReduceOp.MAX)
     return int(number)
 

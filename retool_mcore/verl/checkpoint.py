@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from retool_mcore.errors import CheckpointError, ReToolError
-from retool_mcore.model.tensors import missing_tensors
+from retool_mcore.model.files import tensor_files
+from retool_mcore.model.tensors import missing_tensors, write_tensors
 from retool_mcore.platforms.patches_megatron import WRITER_PATCH
 from retool_mcore.process import die_with_parent
 from retool_mcore.run.checkpoint import read_state, record_checksums
@@ -36,7 +37,6 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
     settings. Raises CheckpointError for adapters of another base model.
     """
     engine.lr_scheduler.num_steps = 0  # loading adds the saved number of updates to it
-    source = getattr(engine.bridge, "safetensor_io", None)
     manager = engine.checkpoint_mananager  # verl's spelling
     contents = manager.checkpoint_load_contents
     try:
@@ -46,8 +46,6 @@ def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) ->
             engine.load_checkpoint(local_path=folder, del_local_after_load=False)
     finally:
         manager.checkpoint_load_contents = contents
-        if source is not None:  # later exports must read the base model: this checkpoint will be deleted
-            engine.bridge.safetensor_io = source
     if new_seed is not None:
         from verl.workers.engine.megatron.utils import set_random_seed
 
@@ -192,7 +190,13 @@ class PendingSave:
 def save(engine: Any, folder: str, step: int) -> None:
     """Write a checkpoint. Collective. Raises CheckpointError."""
     WRITER_PATCH.apply()
-    with explain_failed_write(folder):
+
+    def write_now(models: Any, weights_path: str, **_: Any) -> None:
+        if job := _staged(engine, weights_path):
+            job()
+        dist.barrier()
+
+    with explain_failed_write(folder), _saving_weights(engine, write_now):
         engine.save_checkpoint(local_path=folder, global_step=step)
     record_checksums(Path(folder), dist.get_rank())
 
@@ -217,44 +221,64 @@ def start_save(engine: Any, folder: str, step: int) -> PendingSave:
             finishers.extend(request.finalize_fns)
         finishers.append(finalize)
 
-    def stage_weights(models: Any, weights_path: str) -> None:
-        weights = [
-            (name, tensor.detach().cpu()) if dist.get_rank() == 0 else None
-            for name, tensor in engine.bridge.export_weights(engine.module)
-        ]
-        if dist.get_rank() == 0:
-            jobs.append(partial(_write_weights, engine, weights, weights_path))
-
-    adapters: Any = getattr(engine, "adapters", None)
-
-    def stage_adapters(models: Any, weights_path: str) -> None:
-        if job := adapters.staged(weights_path):
+    def stage_weights(models: Any, weights_path: str, **_: Any) -> None:
+        if job := _staged(engine, weights_path):
             jobs.append(job)
 
     manager._dispatch_finalize = intercept
-    save_weights = engine.bridge.save_weights
-    engine.bridge.save_weights = stage_weights if adapters is None else stage_adapters
     try:
-        engine.save_checkpoint(local_path=folder, global_step=step)
+        with _saving_weights(engine, stage_weights):
+            engine.save_checkpoint(local_path=folder, global_step=step)
     finally:
         del manager._dispatch_finalize
-        engine.bridge.save_weights = save_weights
     jobs.append(partial(record_checksums, Path(folder), dist.get_rank()))
     return PendingSave(folder, Writer(jobs), finishers)
 
 
-def _write_weights(engine: Any, weights: Sequence[Any], path: str) -> None:
-    """Write the gathered ``weights`` with the bridge's save function; runs in the writer.
+@contextmanager
+def _saving_weights(engine: Any, save_weights: Callable[..., None]) -> Iterator[None]:
+    """Replace the bridge's function that saves the model's weights."""
+    bridges, engine.bridge.save_hf_weights = engine.bridge.save_hf_weights, save_weights
+    try:
+        yield
+    finally:
+        engine.bridge.save_hf_weights = bridges
+
+
+def _staged(engine: Any, path: str) -> Callable[[], None] | None:
+    """Copy the weights, or the adapters if the engine has some, to the host. Collective.
+
+    Returns, on rank 0 only, the function that writes them into the folder ``path``.
+    """
+    adapters: Any = getattr(engine, "adapters", None)
+    if adapters is not None:
+        return adapters.staged(path)
+    weights = weights_on_host(engine)
+    return partial(write_weights, engine, weights, path) if dist.get_rank() == 0 else None
+
+
+def weights_on_host(engine: Any) -> list[tuple[str, torch.Tensor]]:
+    """All weights under their Hugging Face names, on rank 0; elsewhere []. Collective."""
+    first = dist.get_rank() == 0
+    weights = engine.bridge.export_hf_weights(engine.module, show_progress=False)
+    return [(name, tensor.detach().cpu()) for name, tensor in weights if first]
+
+
+def write_weights(engine: Any, weights: Sequence[tuple[str, torch.Tensor]], path: str) -> None:
+    """Write the ``weights`` into the same files as the source model; runs in the writer.
 
     Adds the weights that training does not load. config.json is the source model's, because verl
     and transformers would rewrite some of its fields under names that older programs do not know.
+    A critic's value head has the name of the source's output layer.
     """
-    source = Path(engine.bridge.safetensor_io.hf_dir)
-    weights = weights if engine.is_value_model else [*weights, *missing_tensors(source, dict(weights))]
-    engine.bridge.export_weights = lambda models: iter(weights)
-    engine.bridge.save_weights(engine.module, path)
-    if not engine.is_value_model:
-        shutil.copyfile(source / "config.json", Path(path, "config.json"))
+    target, tensors = Path(path), dict(weights)
+    located = tensor_files(engine.model_config.local_path)
+    if engine.is_value_model or located is None:
+        write_tensors(target, tensors, {})
+        return
+    source, files = located
+    write_tensors(target, tensors | dict(missing_tensors(source, tensors)), files)
+    shutil.copyfile(source / "config.json", target / "config.json")
 
 
 # ------------------------------------------------- all roles, in RL's driver

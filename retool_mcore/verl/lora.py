@@ -1,6 +1,6 @@
 """Adds LoRA adapters ([lora]) to verl's Megatron engine: its model, checkpoints and reference.
 
-verl's own adapters on Megatron need Megatron-Bridge, so ``attach`` adds ours, whose keys in
+Megatron-Bridge's own adapters need Transformer Engine, so ``attach`` adds ours, whose keys in
 verl's tree are in verl/keys/engine.py.
 """
 
@@ -42,14 +42,13 @@ class EngineAdapters:
         engine.disable_adapter = lambda: switched_off(engine.module)
 
     def _build(self) -> Any:
-        AdaptedBridge(self._engine.bridge, self._settings)
+        AdaptedBridge(self._engine.bridge, self._engine.provider, self._settings)
         return self._build_module()
 
     def _start(self) -> None:
         self._initialize()
         if not self._engine.engine_config.forward_only:
-            # Checkpoints contain the adapters instead of the whole model.
-            self._engine.bridge.save_weights, self._engine.bridge.load_weights = self.save, self.load
+            self._engine.bridge.load_hf_weights = self.load  # a checkpoint has the adapters instead of the whole model
 
     def staged(self, path: str) -> Callable[[], None] | None:
         """Copy the adapters to the host. Collective.
@@ -68,10 +67,6 @@ class EngineAdapters:
         weights = {name: (A.cpu(), B.cpu()) for name, (A, B) in pairs.items()}
         return partial(write_adapter, path, weights, config, base_in_fp8=settings.base_in_fp8)
 
-    def save(self, models: Any, weights_path: str) -> None:
-        if job := self.staged(weights_path):
-            job()
-
-    def load(self, models: Any, weights_path: str) -> None:
+    def load(self, models: Any, weights_path: str, **_: Any) -> None:
         """Load adapters from a folder. Raises CheckpointError if their base model differs."""
         load(self._engine.module, read_adapter(Path(weights_path), self._base)[0])

@@ -99,7 +99,7 @@ SEAMS = (
         "verl.workers.engine.megatron.transformer_impl.MegatronEngine._build_megatron_module",
         (),
         "with [lora] the model gets adapters before its gradient buffers and optimizer exist",
-        "verl trains adapters with mbridge, or this package moves to Megatron-Bridge",
+        "Megatron-Bridge's adapters have separate factors for q, k and v and need no Transformer Engine",
     ),
     Seam(
         targets=("verl.trainer.ppo.v1.agent_loop_tq.AgentLoopWorkerTQ.__ray_actor_class__",),

@@ -20,6 +20,7 @@ import torch
 from ray.exceptions import ActorUnavailableError, RayActorError
 from sglang.srt.entrypoints.http_server import app
 from sglang.srt.managers.io_struct import CheckWeightsReqInput
+from sglang.srt.plugins import load_plugins
 from sglang.srt.utils.auth import add_api_key_middleware
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.plugin.platform import get_platform
@@ -63,6 +64,7 @@ class MeasuredServer(SGLangHttpServer):
             raise self._error
         if key := engine_key():  # as SGLang's launch_server does for --api-key
             add_api_key_middleware(app, api_key=key, admin_api_key=None)
+        load_plugins()  # before verl creates ServerArgs; SGLang would load them afterwards
         await super().launch_server(*args, **kwargs)
         if self.node_rank:
             return

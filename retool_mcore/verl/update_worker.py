@@ -116,7 +116,7 @@ class ExpertLoad:
         )
         for chunk in chunks:
             for name, module in chunk.named_modules():
-                if name.endswith(".mlp.router"):  # the module's name in mbridge's weight mapping
+                if name.endswith(".mlp.router"):  # the module's name in Megatron-Bridge's weight mapping
                     module.register_forward_hook(self._count)
 
     def _count(self, router: Any, inputs: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:

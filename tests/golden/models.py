@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retool_mcore.model.families import FAMILIES, ONLY
 from retool_mcore.model.rope import NEEDED
-from tests.model_parity import ONE, ROPES, SAMPLED, TWO
+from tests.model_parity import HYBRIDS, ONE, ROPES, SAMPLED, TWO
 
 README = Path(__file__).parents[2] / "retool_mcore" / "model" / "README.md"
 REFUSED = ("dynamic", "longrope")
@@ -22,7 +22,7 @@ def text() -> str:
     for kind in kinds:
         tied = {case.tied for case in [*ONE, *TWO] if case.kind == kind}
         shown = " and ".join(name for name, value in (("tied", True), ("untied", False)) if value in tied)
-        cells = " | ".join(taken(rope) for rope in ropes)
+        cells = " | ".join(taken(rope, kind) for rope in ropes)
         lines.append(f"| {kind} | {FAMILIES[kind].models} | {shown} | {cells} |")
     lines += ["", "| field | accepted values | why |", "|---|---|---|"]
     for name, only in ONLY.items():
@@ -31,8 +31,10 @@ def text() -> str:
     return before + "\n".join(lines) + "\n" + after
 
 
-def taken(rope: str) -> str:
-    """Of a name in ROPES; the scaling is the same code in every family."""
+def taken(rope: str, kind: str) -> str:
+    """Of a name in ROPES; the scaling is the same code in every family that has it."""
+    if kind in HYBRIDS and rope != "default":
+        return "no"
     if rope in SAMPLED:
         return "yes"
     return "SFT" if rope.split(maxsplit=1)[0] in NEEDED else "no"

@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-ENGINES = ("torch", "verl", "ray", "sglang", "transformers", "megatron", "mbridge")
+ENGINES = ("torch", "verl", "ray", "sglang", "transformers", "megatron")
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 
 

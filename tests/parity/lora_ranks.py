@@ -55,7 +55,8 @@ class LoraEngine(Engine):
         return found
 
     def save_adapter(self, folder: str) -> None:
-        self.engine.adapters.save(self.engine.module, folder)
+        if job := self.engine.adapters.staged(folder):
+            job()
 
     def initial(self) -> dict[str, float]:
         """Of each adapter before any step: B's largest number."""

@@ -17,14 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.network import engine_key
 from retool_mcore.platforms.patches import apply_all
 from retool_mcore.platforms.patches_verl import API_KEY_PATCH
 from retool_mcore.process import die_with_parent
-from retool_mcore.verl.checkpoint import load_checkpoint, start_save
+from retool_mcore.verl.checkpoint import load_checkpoint, save, start_save, weights_on_host, write_weights
 from retool_mcore.verl.recompute import recompute_long_micro_batches
 from tests.parity.rank_processes import by_fork, by_torchrun
 
@@ -64,17 +63,30 @@ def make_model(folder: Path, kind: str = "qwen2", *, tied: bool = False, platfor
         **more,
     }
     torch.manual_seed(0)
-    name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "mistral": "Mistral", "llama": "Llama"}[kind]
+    hybrid = kind.startswith("qwen3_5")
+    name = {
+        "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "mistral": "Mistral", "llama": "Llama",
+        "qwen3_5_text": "Qwen3_5", "qwen3_5_moe_text": "Qwen3_5Moe",
+    }[kind]  # fmt: skip
     if name.startswith("Qwen3"):
         shape["head_dim"] = 32
-    if kind == "qwen3_moe":
-        shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
-    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**shape))
+    if hybrid:
+        shape = {"full_attention_interval": 2, **shape} | {
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+        }  # fmt: skip
+    if "moe" in kind:
+        shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        shape |= {"shared_expert_intermediate_size": 32} if hybrid else {"norm_topk_prob": True}
+    config = getattr(transformers, f"{name}{'Text' if hybrid else ''}Config")(**shape)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():  # fresh norms are all ones and biases all zeros, which would hide a mix-up
         for name, weight in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 weight.add_(torch.randn_like(weight) * 0.1)
-    model.float().save_pretrained(folder)
+            elif name.endswith("A_log"):  # a fresh state forgets a token at once, which would hide a wrong state
+                weight.uniform_(-4, 0)
+    model.float().save_pretrained(folder, save_original_format=not hybrid)
     alphabet = ["<|endoftext|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -122,7 +134,6 @@ def worker_config(job: dict[str, Any]) -> Any:
             context_parallel_size=cp,
             expert_model_parallel_size=layout.get("ep", 1),
             expert_tensor_parallel_size=layout.get("etp"),
-            vanilla_mbridge=True,
             dtype=job.get("dtype", platform.training.dtypes[0]),
             dist_ckpt_optim_fully_reshardable=job.get("reshardable", False),
             distrib_optim_fully_reshardable_mem_efficient=job.get("reshardable", False),
@@ -204,7 +215,7 @@ class Engine:
         return [row[:-1].tolist() for row in output["log_probs"].unbind()] if self.has_output else None
 
     def save(self, folder: str) -> None:
-        self.engine.save_checkpoint(local_path=folder)
+        save(self.engine, folder, step=0)
 
     def load(self, folder: str) -> None:
         self.engine.load_checkpoint(local_path=folder, del_local_after_load=False)
@@ -226,33 +237,21 @@ class Engine:
         load_checkpoint(self.engine, folder, new_seed=0)
 
     def export(self, folder: str) -> None:
-        """The Hugging Face checkpoint, as mbridge writes it."""
-        bridge = self.engine.bridge  # an engine with adapters has replaced its method
-        type(bridge).save_weights(bridge, self.engine.module, folder)
-
-    def exports(self) -> list[dict[str, Any]]:
-        """Of each rank, what it exports by our gathers of experts and by mbridge's own."""
+        """The Hugging Face checkpoint of the whole model, also of an engine with adapters."""
         import torch.distributed as dist
 
-        from retool_mcore.platforms.patches_mbridge import EXPERT_EXPORT_PATCH
+        weights = weights_on_host(self.engine)
+        if dist.get_rank() == 0:
+            write_weights(self.engine, weights, folder)
+        dist.barrier()
 
-        found = {"ours": self._exported()}
-        EXPERT_EXPORT_PATCH.revert()
-        found["mbridge"] = self._exported()
-        EXPERT_EXPORT_PATCH.apply()
+    def exports(self) -> list[Any]:
+        """Of each rank, a fingerprint of each weight that it exports."""
+        import torch.distributed as dist
+
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, found)
+        dist.all_gather_object(everyone, [fingerprint(*each) for each in self.engine.get_per_tensor_param()[0]])
         return everyone
-
-    def _exported(self) -> dict[str, Any]:
-        """Each weight in its order, and how many gathers it took."""
-        import torch.distributed as dist
-
-        names = ("all_gather", "all_gather_into_tensor")
-        gathers = {name: mock.Mock(side_effect=getattr(dist, name)) for name in names}
-        with mock.patch.multiple(dist, **gathers):
-            weights = [fingerprint(*each) for each in self.engine.get_per_tensor_param()[0]]
-        return {"weights": weights, "gathers": sum(each.call_count for each in gathers.values())}
 
     def sync(self, port: int) -> None:
         """Send the weights to an SGLang server, with the adapter that a run uses."""

@@ -12,12 +12,19 @@ from tests.parity.plain_transformers import plain_transformers
 TWO_PROCESSES = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "pp2_vpp2": {"pp": 2, "vpp": 2}, "cp2": {"cp": 2}, "dp2": {}}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 FOUR_STEPS = [["train", 1, 4]]
+KINDS = ("qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text")
+MORE = {  # job -> kind and layout
+    "qwen3_tp2": ("qwen3", {"tp": 2}),
+    **{f"qwen3_5_text_{way}2": ("qwen3_5_text", {way: 2}) for way in ("tp", "pp", "cp")},
+    "qwen3_5_moe_text_tp2": ("qwen3_5_moe_text", {"tp": 2}),
+    "qwen3_5_moe_text_ep2": ("qwen3_5_moe_text", {"ep": 2}),
+}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    return {kind: str(make_model(folder / kind, kind)) for kind in ("qwen2", "qwen3", "qwen3_moe")}
+    return {kind: str(make_model(folder / kind, kind)) for kind in KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +36,15 @@ def runs(models, tmp_path_factory):
         return {"name": name, "model": models[kind], "actions": FOUR_STEPS, **settings}
 
     one = [job("one"), job("padded", packed=False), job("recompute", transformer=RECOMPUTE)]
-    one += [job("recompute_auto", recompute_above=MICRO_BATCH_TOKENS // 2), job("qwen3_one", "qwen3")]
-    one += [job("qwen3_moe_one", "qwen3_moe")]
+    one += [job("recompute_auto", recompute_above=MICRO_BATCH_TOKENS // 2)]
+    one += [job(f"{kind}_one", kind) for kind in KINDS[1:]]
+    one += [job("qwen3_5_text_padded", "qwen3_5_text", packed=False)]
     one += [job("fused", fused=True)]  # platform cuda's fused cross-entropy, on twins of its kernels
     two = [job("tp2_fused", fused=True, layout={"tp": 2})]
     two += [job(name, layout=layout) for name, layout in TWO_PROCESSES.items()]
     two += [job("pp2_vpp2_auto", layout=TWO_PROCESSES["pp2_vpp2"], recompute_above=MICRO_BATCH_TOKENS // 2)]
     two += [job("tp2_no_sp", layout={"tp": 2}, transformer={"sequence_parallel": False})]
-    two += [job("qwen3_tp2", "qwen3", layout={"tp": 2})]
+    two += [job(name, kind, layout=layout) for name, (kind, layout) in MORE.items()]
     return {name: answers[0] for name, answers in launch_all({1: one, 2: two}, folder).items()}
 
 
@@ -50,18 +58,25 @@ def assert_alike(run: list[dict[str, float]], other: list[dict[str, float]]) -> 
     assert column(run, "lr") == column(other, "lr")
 
 
+COMPARED = {"qwen3_5_moe_text": 3}  # kind -> steps; later, rounding sends tokens to other experts
 ALIKE = ("pp2_vpp2_auto", "tp2_no_sp", "padded", "recompute", "recompute_auto", "fused", "tp2_fused")
 
 
-@pytest.mark.parametrize("name", [*TWO_PROCESSES, *ALIKE, "qwen3_tp2"])
+@pytest.mark.parametrize("name", [*TWO_PROCESSES, *ALIKE, *MORE])
 def test_every_layout_trains_like_one_process(runs, name):
-    """With query and key norms, too."""
-    assert_alike(runs[name], runs["qwen3_one" if name == "qwen3_tp2" else "one"])
+    """With query and key norms, and with Gated DeltaNet layers, too."""
+    kind, _ = MORE.get(name, ("qwen2", {}))
+    steps = COMPARED.get(kind, 4)
+    assert_alike(runs[name][:steps], runs["one" if kind == "qwen2" else f"{kind}_one"][:steps])
 
 
-@pytest.mark.parametrize(("name", "kind"), [("one", "qwen2"), ("qwen3_one", "qwen3"), ("qwen3_moe_one", "qwen3_moe")])
+ONE = [("one", "qwen2"), *((f"{kind}_one", kind) for kind in KINDS[1:]), ("qwen3_5_text_padded", "qwen3_5_text")]
+
+
+@pytest.mark.parametrize(("name", "kind"), ONE)
 def test_one_process_trains_like_plain_transformers(runs, models, name, kind):
-    want = plain_transformers(models[kind], lrs=[0.0, *column(runs[name], "lr")[:-1]])
-    assert column(runs[name], "loss")[0] == pytest.approx(want[0][0], abs=1e-5)
-    assert column(runs[name], "loss") == pytest.approx([loss for loss, _ in want], abs=1e-4)
-    assert column(runs[name], "grad_norm") == pytest.approx([norm for _, norm in want], rel=1e-4)
+    found = runs[name][: COMPARED.get(kind, 4)]
+    want = plain_transformers(models[kind], lrs=[0.0, *column(found, "lr")[:-1]])
+    assert column(found, "loss")[0] == pytest.approx(want[0][0], abs=1e-5)
+    assert column(found, "loss") == pytest.approx([loss for loss, _ in want], abs=1e-4)
+    assert column(found, "grad_norm") == pytest.approx([norm for _, norm in want], rel=1e-4)

@@ -16,14 +16,19 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {  # layout and settings of a run 
     "pp2": ("pp2", {"reshardable": True}),
     "dp2": ("dp2", {"reshardable": True}),
     "experts_tp2": ("tp2", {"reshardable": True, "kind": "qwen3_moe"}),
+    "hybrid_tp2": ("tp2", {"reshardable": True, "kind": "qwen3_5_text"}),
     "parts_dp2": ("dp2", {}),
     "parts_pp2": ("pp2", {}),
     "parts_ep2": ("ep2", {"kind": "qwen3_moe"}),
+    "parts_hybrid_pp2": ("pp2", {"kind": "qwen3_5_text"}),
     "parts_bfloat16": ("dp2", {"dtype": "bfloat16"}),
 }
-SAME = ("tp2", "parts_pp2", "parts_ep2", "parts_bfloat16")
+SAME = ("tp2", "parts_pp2", "parts_ep2", "parts_hybrid_pp2", "parts_bfloat16")
 # Without checkpoint.reshardable only dp may change.
-MOVED = [("tp2", "dp2"), ("pp2", "tp2"), ("dp2", "pp2"), ("tp2", "one"), ("experts_tp2", "dp2"), ("parts_dp2", "one")]
+MOVED = [
+    ("tp2", "dp2"), ("pp2", "tp2"), ("dp2", "pp2"), ("tp2", "one"), ("experts_tp2", "dp2"), ("hybrid_tp2", "pp2"),
+    ("parts_dp2", "one"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Job name -> the answers of its actions, the last two: random numbers, two steps."""
     folder = tmp_path_factory.mktemp("reshard")
     models = {kind: str(make_model(folder / kind, kind)) for kind in ("qwen2", "qwen3_moe")}
+    models["qwen3_5_text"] = str(make_model(folder / "hybrid", "qwen3_5_text", tied=True))
 
     def job(name: str, run: str, layout: str, *actions: list[Any], **settings: Any) -> dict[str, Any]:
         own = {"dtype": "float32", "kind": "qwen2", **RUNS[run][1], **settings}

@@ -16,6 +16,7 @@ from retool_mcore.data.tool import CALL_END, CALL_START
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.families import FAMILIES, check_fields, check_window
+from retool_mcore.model.shape import shape_of_config
 from retool_mcore.model.tensors import missing_tensors, never_trained, trained_tensors
 
 SFT, RL = "configs/sft_tiny_cpu.toml", "configs/rl_tiny_cpu.toml"
@@ -24,8 +25,14 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768
 
 def values_of(kind: str, **more: Any) -> dict[str, Any]:
     experts: dict[str, Any] = {}
-    if kind == "qwen3_moe":
+    if "moe" in kind:
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+    if kind.startswith("qwen3_5"):
+        experts |= {
+            "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 4, "shared_expert_intermediate_size": 32 if experts else None,
+        }  # fmt: skip
     return {
         "model_type": kind, "architectures": [FAMILIES[kind].architecture], "hidden_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
@@ -64,6 +71,14 @@ def test_fields_of_published_files_pass(tmp_path: Path):
     check(write(tmp_path / "qwen2", values_of("qwen2", **more)))
     more = {"sliding_window": 4096, "layer_types": ["full_attention"] * 2, "auto_map": None, "logits_scaling": 1.0}
     check(write(tmp_path / "mistral", values_of("mistral", **more)))
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
+    more = {
+        "rope_parameters": rope | {"mrope_interleaved": True}, "attn_output_gate": True, "full_attention_interval": 2,
+        "mamba_ssm_dtype": "float32", "mlp_only_layers": [], "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False, "attention_bias": False,
+    }  # fmt: skip
+    for kind in ("qwen3_5_text", "qwen3_5_moe_text"):
+        check(write(tmp_path / kind, values_of(kind, **more)))
     more = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}
     check(write(tmp_path / "llama", values_of("llama", **more)))
 
@@ -128,6 +143,51 @@ def test_the_tensors_of_a_family_are_those_of_its_files():
     of_layers = {f"model.layers.{at}.{name}.weight": shape for at in (0, 1) for name, shape in layer.items()}
     whole = {"model.embed_tokens.weight": (272, 64), "model.norm.weight": (64,), "lm_head.weight": (272, 64)}
     assert trained_tensors(values_of("qwen3_moe", head_dim=24, num_experts=1)) == whole | of_layers
+
+
+def test_the_tensors_of_a_hybrid_model_are_those_of_its_files():
+    norms = {f"{name}_layernorm.weight": (64,) for name in ("input", "post_attention")}
+    delta = {
+        "in_proj_qkv.weight": (2 * 16 + 64, 64), "in_proj_z.weight": (64, 64), "in_proj_b.weight": (4, 64),
+        "in_proj_a.weight": (4, 64), "conv1d.weight": (96, 1, 4), "A_log": (4,), "dt_bias": (4,), "norm.weight": (16,),
+        "out_proj.weight": (64, 64),
+    }  # fmt: skip
+    attention = {"q_proj": (128, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64)}
+    attention |= {"q_norm": (16,), "k_norm": (16,)}
+    gated = {"gate_proj": (32, 64), "up_proj": (32, 64), "down_proj": (64, 32)}
+    experts = {"gate.weight": (4, 64), "experts.gate_up_proj": (4, 96, 64), "experts.down_proj": (4, 64, 48)}
+    experts |= {f"shared_expert.{name}.weight": shape for name, shape in gated.items()}
+    experts |= {"shared_expert_gate.weight": (1, 64)}
+    mlp = norms | {f"mlp.{name}": shape for name, shape in experts.items()}
+    layers = (
+        mlp | {f"linear_attn.{name}": shape for name, shape in delta.items()},
+        mlp | {f"self_attn.{name}.weight": shape for name, shape in attention.items()},
+    )
+    whole = {"model.embed_tokens.weight": (272, 64), "model.norm.weight": (64,), "lm_head.weight": (272, 64)}
+    of_layers = {f"model.layers.{at}.{name}": shape for at, layer in enumerate(layers) for name, shape in layer.items()}
+    values = values_of("qwen3_5_moe_text")
+    assert trained_tensors(values) == whole | of_layers
+    without = {name: value for name, value in values.items() if name != "layer_types"}
+    assert trained_tensors(without | {"full_attention_interval": 2}) == whole | of_layers
+
+
+@pytest.mark.parametrize(("model", "command"), [
+    ("a/b/Qwen3.5-9B", "`retool data model a/b/Qwen3.5-9B Qwen3.5-9B-text`"),
+    ("Qwen/Qwen3.5-9B", "`hf download Qwen/Qwen3.5-9B --local-dir Qwen3.5-9B`, then `retool data model Qwen3.5-9B Q"),
+])  # fmt: skip
+def test_a_vision_model_is_refused_with_the_command_for_its_text_part(model: str, command: str):
+    text = values_of("qwen3_5_text", tie_word_embeddings=False)
+    values = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}
+    with pytest.raises(ConfigError) as caught:
+        check_fields(values, model)
+    assert command in str(caught.value)
+    assert shape_of_config(values) == shape_of_config(text | {"tie_word_embeddings": True}), "a plan needs no folder"
+
+
+def test_the_tensor_names_of_a_vision_model_are_refused_with_the_same_command(tmp_path: Path):
+    write(tmp_path, values_of("qwen3_5_text"), **{"model.language_model.norm.weight": torch.ones(64)})
+    with pytest.raises(CheckpointError, match=r"model\.language_model\..*`retool data model .*-text`"):
+        check(tmp_path)
 
 
 def test_a_tied_models_second_copy_is_taken_if_it_is_one(tmp_path: Path):

@@ -11,10 +11,18 @@ import pytest
 from safetensors.numpy import save_file
 
 from retool_mcore.config import RlConfig, SftConfig, load_config
+from retool_mcore.config.lora import Lora
 from retool_mcore.errors import CheckpointError, ConfigError
 from retool_mcore.model.check import check_model
 from retool_mcore.model.files import file_hash, is_hub_name, shape_of_model
-from retool_mcore.model.shape import PUBLISHED, ModelShape, shape_of_config, token_memory
+from retool_mcore.model.shape import (
+    PUBLISHED,
+    DeltaShape,
+    ModelShape,
+    shape_of_config,
+    shape_of_hf_config,
+    token_memory,
+)
 from retool_mcore.model.tensors import trained_tensors
 from tests.families import FAMILIES, write_hub_cache
 
@@ -29,6 +37,11 @@ MOE = {
     "moe_intermediate_size": 48, "num_experts_per_tok": 2,
 }  # fmt: skip
 EXPERTS = MOE | {"num_experts": 16}
+HYBRID = {
+    "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "head_dim": 16,
+    "full_attention_interval": 3, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 LONG = ("data.max_length_tokens=40000", "train.micro_batch_tokens=40000")
 DENSE = "parallel.ep=1"
 EIGHT = "configs/sft_qwen3_30b_a3b_h200x8.toml"
@@ -64,6 +77,8 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
         ({}, (DENSE, "experts.load_balancing={aux_loss=0.1}"), r"load_balancing = \{'aux_loss': 0\.1\}: .* has no exp"),
         (EXPERTS | {"moe_intermediate_size": 44}, (DENSE, "parallel.etp=8"), r"etp = 8 does not divide the 44 hidden"),
         (EXPERTS, ("lora.rank=8",), r"lora\.rank = 8, but .* has 16 experts, which cannot have adapters"),
+        (HYBRID, (DENSE, "lora.rank=8"), r"lora\.rank = 8, but .* has 2 DeltaNet layers, which cannot have adapters"),
+        (HYBRID, (DENSE, "parallel.cp=8"), r"parallel\.tp \* cp = 8 does not divide the 4 key heads of the DeltaNet"),
         (EXPERTS, LONG, r"sequences of 40000 tokens exceed max_position_embeddings = 32768 .*Lower data\.max_len"),
     ],
 )
@@ -86,7 +101,7 @@ def test_router_replay_is_for_experts_and_an_engine_splits_its_heads(tmp_path: P
 
 def test_a_shape_is_read_from_its_fields_and_their_defaults():
     dense = {name: value for name, value in SHAPE.items() if name != "num_key_value_heads"}
-    sizes = {"layers": 3, "hidden": 64, "heads": 4, "vocab": 272}
+    sizes: dict[str, Any] = {"layers": 3, "hidden": 64, "heads": 4, "vocab": 272}
     assert shape_of_config(dense) == ModelShape(**sizes, kv_heads=4, head_dim=16, ffn=96, tied=False)
     moe = SHAPE | EXPERTS | {"head_dim": 24, "tie_word_embeddings": True}
     assert shape_of_config(moe) == ModelShape(
@@ -111,12 +126,59 @@ def test_parameters_and_memory_by_hand():
         assert token_memory(dense, fused_cross_entropy=fused) == (1 + logit_bytes * 7 / 82, 8 / 82)
 
 
+HYBRID_DENSE = ModelShape(
+    layers=4, hidden=4, heads=2, kv_heads=1, head_dim=3, ffn=5, vocab=7, tied=False, output_gate=True,
+    delta=DeltaShape(layers=3, key_heads=1, value_heads=2, key_dim=2, value_dim=5, kernel=4),
+)  # fmt: skip
+
+
+def test_a_hybrid_models_parameters_memory_and_flops_by_hand():
+    """3 of 4 layers have a DeltaNet of 4 * (2 * 2 + 2 * 10 + 2 * 2 + 10) + 4 * (2 * 2 + 10) weights
+    and a state of 2 * 2 * 5 elements, and one has attention with 4 * 3 * (2 * 2 + 2 * 1 + 2).
+    """
+    dense, delta, mlp = HYBRID_DENSE, 4 * 38 + 56, 60
+    moe = replace(dense, experts=6, experts_per_token=2, shared_ffn=3)
+    mixers = 3 * delta + 96
+    assert dense.params == mixers + 4 * mlp + 2 * 28
+    assert moe.params == mixers + 4 * (6 * 60 + 6 * 4 + 3 * 4 * 3 + 4) + 2 * 28
+    assert dense.compute_params == mixers + 4 * mlp + 28
+    assert moe.compute_params == mixers + 4 * (2 * 60 + 6 * 4 + 3 * 4 * 3 + 4) + 28
+    recurrence, squares = 3 * 2 * 4 * 20, 6 * 2 * 3 * (1 + 9)
+    assert dense.train_flops([1, 3], Lora()) == (6 * dense.compute_params + 3 * recurrence) * 4 + squares
+    attention = 4 * 6 + 2 * 3
+    kept = 4 * 2 + 2 * 2 * 2 + 5 * 10 + 64 * 2
+    assert dense.kept_bytes == 2 * (8 + (attention + 3 * kept) / 4 + 15)
+    assert moe.kept_bytes - dense.kept_bytes == 2 * 3 * (5 + 3)
+    assert dense.kv_bytes(fp8=False) == 2 * 3 * 2, "of one layer"
+    assert dense.delta and dense.delta.state_bytes == 3 * 4 * (20 + 3 * 14)
+
+
+def test_a_hybrid_model_counts_the_flops_of_verl():
+    """verl also counts the embedding, a lookup, and 5 FLOPs per element of a state, not 8."""
+    transformers = pytest.importorskip("transformers")
+    from verl.utils.flops_counter import _estimate_qwen3_5_flops
+
+    lengths = [1000, 5000]
+    for name, kind in (("Qwen3.5-9B", "Qwen3_5"), ("Qwen3.5-35B-A3B", "Qwen3_5Moe")):
+        config, shape = getattr(transformers, f"{kind}TextConfig")(), PUBLISHED[name]
+        assert shape_of_hf_config(config) == shape
+        theirs = _estimate_qwen3_5_flops(config, sum(lengths), lengths, 1e-12)
+        more = 6 * shape.head_params - 3 * shape.recurrence_flops * (1 - 5 / 8)
+        assert shape.train_flops(lengths, Lora()) == pytest.approx(theirs - more * sum(lengths), rel=1e-6)
+
+
 def test_the_shapes_of_published_models_have_their_published_size_and_are_found_by_name(tmp_path: Path):
     qwen25, qwen3 = (494, 1544, 3086, 7616, 14770, 32764, 72706), (596, 1721, 4022, 8191, 14768, 32762, 30532)
-    assert [shape.params / 1e6 for shape in PUBLISHED.values()] == pytest.approx([*qwen25, *qwen3], rel=0.003)
+    of_names = (8954, 34661)  # by the tensors of transformers' own models
+    assert [shape.params / 1e6 for shape in PUBLISHED.values()] == pytest.approx([*qwen25, *qwen3, *of_names], rel=3e-3)
     active = PUBLISHED["Qwen3-30B-A3B"]
     assert active.compute_params + active.head_params == pytest.approx(3.35e9, rel=0.003)
-    for path, name in (("runs/sft_qwen2.5_7b/export", "2.5-7B"), ("Qwen/Qwen2.5-72B-Instruct", "2.5-72B")):
+    paths = {
+        "runs/sft_qwen2.5_7b/export": "2.5-7B",
+        "Qwen/Qwen2.5-72B-Instruct": "2.5-72B",
+        "Qwen3.5-9B-text": "3.5-9B",
+    }
+    for path, name in paths.items():
         assert shape_of_model(path) is PUBLISHED[f"Qwen{name}"]
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))  # a plan comes before the weights
     assert shape_of_model(str(tmp_path)) == shape_of_config(SHAPE)

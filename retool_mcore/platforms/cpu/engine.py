@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
+from retool_mcore.platforms.cpu.bridge import import_bridge
 from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import apply_all
 
+import_bridge()  # before verl does
 apply_all(ENGINE_PATCHES)  # before a Megatron model is built; verl's workers have no earlier hook
+
 
 from verl.workers.engine.base import EngineRegistry  # noqa: E402
 from verl.workers.engine.megatron import MegatronEngineWithLMHead, MegatronEngineWithValueHead  # noqa: E402
-
-from retool_mcore.platforms.cpu import bridge  # noqa: E402, F401  registers the plain-PyTorch bridges
 
 
 def _expected_on_cpu(record: logging.LogRecord) -> bool:

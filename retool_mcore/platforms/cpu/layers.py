@@ -1,7 +1,9 @@
-"""Norm, attention and experts of a GPT layer in plain PyTorch, without Transformer Engine.
+"""Transformer Engine's modules of a GPT layer in plain PyTorch.
 
 Megatron-core's local modules are not enough: WrappedTorchNorm does not support sequence
-parallelism, and DotProductAttention supports neither packed sequences nor context parallelism.
+parallelism, and DotProductAttention supports neither packed sequences nor context parallelism. The
+modules here have the parameter names of Transformer Engine's, so that a checkpoint has the same
+names on every platform.
 
 Shapes: S tokens of one sequence, T tokens of a packed batch (on this rank), B batch, H query heads
 and K key/value heads of this tensor-parallel rank (H a multiple of K), D head width, C
@@ -9,39 +11,83 @@ context-parallel ranks.
 """
 
 import re
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.experts import SequentialMLP
-from megatron.core.transformer.moe.moe_layer import MoESubmodules
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import scaled_dot_product_attention
 
-EXPERT_LINEARS = ("linear_fc1", "linear_fc2")
+
+class ColumnExperts(torch.nn.Module):
+    """Holds the matrices linear_fc1 of all experts on this rank."""
+
+
+class RowExperts(torch.nn.Module):
+    """Holds the matrices linear_fc2 of all experts on this rank."""
+
+
+EXPERT_LINEARS = {"linear_fc1": ColumnExperts, "linear_fc2": RowExperts}
 _LOCAL_EXPERT = re.compile(r"local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 
 
-class RMSNorm(torch.nn.RMSNorm):
-    """Root-mean-square norm over the last dimension, computed in float32.
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, zero_centered: bool) -> torch.Tensor:
+    """Normalize x's last dimension, in float32; ``zero_centered``: the factor is 1 + weight."""
+    factor = 1 + weight.float() if zero_centered else weight.float()
+    return torch.nn.functional.rms_norm(x.float(), weight.shape, factor, eps).to(x.dtype)
+
+
+def _norm_weight(config: TransformerConfig, size: int) -> torch.nn.Parameter:
+    """A norm's initial weight [size].
 
     With sequence parallelism each rank normalizes its share of the tokens. The weight is marked so
     that Megatron sums its gradient over the tensor-parallel group.
     """
+    assert config.normalization == "RMSNorm", f"not built for {config.normalization}"
+    start = 0.0 if config.layernorm_zero_centered_gamma else 1.0
+    weight = torch.nn.Parameter(torch.full((size,), start, dtype=config.params_dtype))
+    weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return weight
+
+
+class RMSNorm(torch.nn.Module):
+    """Root-mean-square norm over the last dimension, computed in float32."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        assert config.normalization == "RMSNorm", f"not built for {config.normalization}"
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        super().__init__()
+        self.eps, self.zero_centered = eps, config.layernorm_zero_centered_gamma
+        self.weight = _norm_weight(config, hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.nn.functional.rms_norm(x.float(), self.normalized_shape, self.weight.float(), self.eps)
-        return y.to(x.dtype)
+        return _rms_norm(x, self.weight, self.eps, zero_centered=self.zero_centered)
+
+
+class LayerNormColumnParallelLinear(ColumnParallelLinear):
+    """RMSNorm, then a column-parallel linear.
+
+    Megatron-Bridge knows by the end of the name how its parameters are sharded.
+    """
+
+    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
+        super().__init__(input_size, output_size, config=config, **kwargs)
+        self.layer_norm_weight = _norm_weight(config, input_size)
+        self.return_layernorm_output = False  # platforms/lora.py sets it
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor | None]:
+        config = self.config
+        zero_centered = config.layernorm_zero_centered_gamma
+        normed = _rms_norm(x, self.layer_norm_weight, config.layernorm_epsilon, zero_centered=zero_centered)
+        output, bias = super().forward(normed, *args, **kwargs)
+        return ((output, normed) if self.return_layernorm_output else output), bias
 
 
 class _GatherFromContextParallel(torch.autograd.Function):
@@ -158,7 +204,7 @@ class Attention(MegatronModule):
 class PlainTorchExperts(SequentialMLP):
     """Runs the experts one by one; names weights as Transformer Engine's grouped experts do.
 
-    For example linear_fc1.weight7: mbridge reads the expert's number from the name.
+    For example linear_fc1.weight7: the bridge reads the expert's number from the name.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -166,8 +212,8 @@ class PlainTorchExperts(SequentialMLP):
         experts = tuple(self.local_experts)
         del self.local_experts  # a ModuleList would register each weight under a second name
         object.__setattr__(self, "local_experts", experts)
-        for name in EXPERT_LINEARS:
-            named = torch.nn.Module()
+        for name, holder in EXPERT_LINEARS.items():
+            named = holder()
             for index, expert in enumerate(experts):
                 named.register_parameter(f"weight{index}", getattr(expert, name).weight)
             self.add_module(name, named)
@@ -177,16 +223,24 @@ class PlainTorchExperts(SequentialMLP):
         return {_LOCAL_EXPERT.sub(r"\2.weight\1", name): shard for name, shard in shards.items()}
 
 
-def plain_torch_spec(block: TransformerBlockSubmodules, *, qk_norm: bool) -> TransformerBlockSubmodules:
-    """Replace norm, attention and experts in Megatron's local layer spec, in place."""
-    block.layer_norm = RMSNorm
-    for layer in block.layer_specs or []:
-        parts: Any = layer.submodules
-        parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-        attention: Any = parts.self_attention.submodules
-        attention.core_attention = Attention
-        if isinstance(parts.mlp.submodules, MoESubmodules):
-            parts.mlp.submodules.experts.module = PlainTorchExperts
-        if qk_norm:
-            attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return block
+class PlainTorch(LocalSpecProvider):
+    """Takes the place of Megatron's TESpecProvider: the modules of a layer."""
+
+    def linear(self) -> type:
+        raise NotImplementedError("this platform has no replicated linear, which only multi-latent attention needs")
+
+    def fuse_layernorm_and_linear(self) -> bool:
+        return True
+
+    def column_parallel_layer_norm_linear(self) -> type:
+        return LayerNormColumnParallelLinear
+
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> Any:
+        return RMSNorm
+
+    def core_attention(self) -> type:
+        return Attention
+
+    def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> Any:
+        modules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        return partial(PlainTorchExperts, submodules=modules)

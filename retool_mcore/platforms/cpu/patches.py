@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,8 @@ import torch
 
 from retool_mcore.errors import PlatformError
 from retool_mcore.platforms.base import training_patches
-from retool_mcore.platforms.cpu import seeded_sampling
-from retool_mcore.platforms.patches import Change, ModuleView, Patch, Seam, requirement
+from retool_mcore.platforms.cpu import linear_attention, seeded_sampling
+from retool_mcore.platforms.patches import Change, ModuleView, Patch, requirement
 from retool_mcore.platforms.patches_verl import FORMAT, flattened
 
 CPU = torch.device("cpu")
@@ -86,6 +87,23 @@ def _with_adam_step(original: Any) -> Callable[..., None]:
     return set_states
 
 
+def _load_from_bytes(data: bytes) -> Any:
+    """torch's function of this name, which Megatron-core replaces by one that SGLang refuses."""
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+_load_from_bytes.__module__ = "torch.storage"  # where the receiver finds torch's own
+
+
+def _pickled(bucket: dict[str, Any]) -> bytes:
+    megatrons = torch.storage._load_from_bytes
+    torch.storage._load_from_bytes = _load_from_bytes
+    try:
+        return pickle.dumps(bucket)
+    finally:
+        torch.storage._load_from_bytes = megatrons
+
+
 def _send_by_pickle(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace verl's weight update: pickle a bucket as one tensor.
 
@@ -101,7 +119,7 @@ def _send_by_pickle(original: Callable[..., Any]) -> Callable[..., Any]:
             return
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
-        payloads = [pickle.dumps(flattened(params_batch))] * device_mesh[device_mesh_key].size()
+        payloads = [_pickled(flattened(params_batch))] * device_mesh[device_mesh_key].size()
         reply = await engine.update_weights_from_tensor(
             UpdateWeightsFromTensorReqInput(serialized_named_tensors=payloads, load_format=FORMAT, flush_cache=False)
         )
@@ -133,6 +151,9 @@ class _NullStream:
     def record_event(self) -> _NullStream:
         return self
 
+    def wait_stream(self, stream: Any) -> None:
+        """Do nothing: the CPU works synchronously."""
+
     def synchronize(self) -> None:
         """Do nothing: the CPU works synchronously."""
 
@@ -141,7 +162,7 @@ def _one_stream(module: Any) -> ModuleView:
     one_stream = _NullStream()
     cuda = ModuleView(
         module.cuda,
-        Stream=lambda: one_stream,
+        Stream=lambda device=None: one_stream,
         current_stream=lambda: one_stream,
         stream=lambda stream: contextlib.nullcontext(),
     )
@@ -171,6 +192,36 @@ def _uneven_collectives(module: Any) -> ModuleView:
         module,
         distributed=ModuleView(module.distributed, all_gather=_all_gather, reduce_scatter=_reduce_scatter),
     )
+
+
+def _plain_torch(original: Any) -> Any:
+    from retool_mcore.platforms.cpu.layers import PlainTorch  # imports Megatron, which SGLang's processes do not need
+
+    return PlainTorch
+
+
+def _plain_torch_of(original: Any) -> Callable[[Any], Any]:
+    from retool_mcore.platforms.cpu.layers import PlainTorch
+
+    def _get_backend_spec_provider(config: Any) -> Any:
+        return PlainTorch()
+
+    return _get_backend_spec_provider
+
+
+def _delta_net(name: str) -> Callable[[Any], Any]:
+    def replace(original: Any) -> Any:
+        from retool_mcore.platforms.cpu import delta_net
+
+        return getattr(delta_net, name)
+
+    return replace
+
+
+def _rms_norm(original: Any) -> Any:
+    from retool_mcore.platforms.cpu.layers import RMSNorm
+
+    return RMSNorm
 
 
 def _torch_seen_by(module: str, *factories: str) -> Change:
@@ -218,8 +269,36 @@ WEIGHTS_PATCH = Patch(
 # Patches of processes that train with Megatron.
 _CORE = "megatron.core."
 _DISPATCHER = f"{_CORE}transformer.moe.token_dispatcher."
+_HYBRID = f"{_CORE}models.gpt.experimental_attention_variant_module_specs"
+_DELTA_NET = f"{_CORE}ssm.gated_delta_net."
 ENGINE_PATCHES = (
     *training_patches(),
+    Patch(
+        changes=(
+            # None, and torch's norm, because Transformer Engine is not installed.
+            Change(f"{_CORE}models.gpt.gpt_layer_specs.TESpecProvider", None, _plain_torch),
+            Change(f"{_CORE}transformer.transformer_block.LayerNormImpl", None, _rms_norm),
+            Change(f"{_HYBRID}._get_backend_spec_provider", ("config",), _plain_torch_of),
+        ),
+        reason="Megatron-Bridge builds layers of Transformer Engine, which needs CUDA",
+        gain="Without it no model is built on a CPU",
+        applies_to=MEGATRON,
+        remove_when="Megatron-core's local layers support packed sequences, sequence and context parallelism",
+    ),
+    Patch(
+        changes=(
+            Change(f"{_DELTA_NET}HAVE_FLA", None, _always(True)),
+            *(
+                Change(f"{_DELTA_NET}{name}", None, _delta_net(name))
+                for name in ("causal_conv1d", "l2norm", "chunk_gated_delta_rule")
+            ),
+        ),
+        reason="Megatron-core's Gated DeltaNet layers call kernels of flash-linear-attention, which need CUDA; its own "
+        "plain PyTorch path does not support packed sequences",
+        gain="Without it no Qwen3.5 trains on a CPU",
+        applies_to=MEGATRON,
+        remove_when="Megatron-core's plain PyTorch path supports packed sequences and is used without CUDA",
+    ),
     Patch(
         changes=(
             Change("torch.cuda.current_device", (), _always(lambda: CPU)),  # Megatron-core creates tensors on it
@@ -227,14 +306,14 @@ ENGINE_PATCHES = (
             Change("torch.cuda.manual_seed", ("seed",), _always(_manual_seed)),
             Change("torch.cuda.get_rng_state", ("device",), _always(_get_rng_state)),  # in Megatron's RNG tracker
             Change("torch.cuda.random.get_rng_state", ("device",), _always(_get_rng_state)),  # in the tracker's fork
-            # mbridge calls it on the model, Megatron-core on shared embeddings and indices.
+            # Megatron-Bridge calls it on the model, Megatron-core on shared embeddings and indices.
             Change("torch.Tensor.cuda", None, _always(lambda self, *args, **kwargs: self)),
             # Megatron-core's optimizers compare its result with "torch.cuda.FloatTensor".
             Change("torch.Tensor.type", None, _cuda_type_name),
             # verl's asynchronous trainer copies the weights to pinned memory.
             Change("torch.Tensor.pin_memory", None, _always(lambda self, device=None: self)),
         ),
-        reason="Megatron-core, mbridge and verl call torch.cuda without checking for a device",
+        reason="Megatron-core, Megatron-Bridge and verl call torch.cuda without checking for a device",
         gain="Without it Megatron neither trains nor saves on a CPU",
         applies_to=TORCH,
         remove_when="Megatron-core takes its device from its tensors or from one setting",
@@ -247,6 +326,8 @@ ENGINE_PATCHES = (
             _torch_seen_by(f"{_CORE}pipeline_parallel.schedules", "zeros"),  # the token count
             _torch_seen_by(f"{_CORE}models.common.embeddings.rope_utils", "tensor"),  # rotary indices, pinned, with CP
             _torch_seen_by(f"{_CORE}dist_checkpointing.exchange_utils", "empty_like"),  # tensors of another rank
+            Change(f"{_CORE}distributed.distributed_data_parallel.torch", None, _one_stream),  # for its collectives
+            Change("megatron.training.models.dist_utils.torch", None, _one_stream),  # to build its buffers
             # The fork of the RNG tracker sets torch.cuda.default_generators, which is empty here.
             Change(
                 f"{_CORE}tensor_parallel.random._set_cuda_rng_state",
@@ -320,22 +401,27 @@ SGLANG_PATCHES = (
         applies_to=requirement("sglang"),
         remove_when="SGLang uses sampling_seed in every mode and on a CPU, and pins memory only where a device exists",
     ),
-)
-
-_BRIDGE = "mbridge.core.llm_bridge.LLMBridge."
-SEAMS = (
-    Seam(
-        targets=(f"{_BRIDGE}_build_base_config",),
-        parameters=("self", "text_config_key", "kwargs"),
-        reason="fusions that need CUDA kernels are switched off in Megatron's configuration",
-        applies_to=requirement("mbridge"),
-        remove_when="verl's override_transformer_config reaches these settings before they are checked",
-    ),
-    Seam(
-        targets=(f"{_BRIDGE}_get_transformer_layer_spec",),
-        parameters=("self", "vp_stage"),
-        reason="layers are plain PyTorch where Transformer Engine does not exist",
-        applies_to=requirement("mbridge"),
-        remove_when="mbridge takes a layer spec as an argument",
+    Patch(
+        changes=(
+            Change(
+                "sglang.srt.layers.attention.fla.layernorm_gated.layernorm_fn",
+                ("x", "weight", "bias", "z", "eps", "group_size", "norm_before_gate", "is_rms_norm", "activation"),
+                _always(linear_attention.gated_rms_norm),
+            ),
+            Change(
+                "sglang.srt.layers.elementwise.fused_sigmoid_mul",
+                ("attn_output", "gate", "inplace"),
+                _always(linear_attention.sigmoid_mul),
+            ),
+            Change(
+                "sglang.srt.layers.elementwise.fused_gate_sigmoid_mul_add",
+                ("hidden_states", "gate_weight", "shared_output", "final_hidden_states"),
+                _always(linear_attention.gate_sigmoid_mul_add),
+            ),
+        ),
+        reason="SGLang computes the gates of Qwen3.5 in Triton kernels",
+        gain="Without it no model of Qwen3.5 runs on a CPU; its other kernels are in stubs/sgl_kernel/mamba.py",
+        applies_to=requirement("sglang"),
+        remove_when="SGLang computes all three in PyTorch on a CPU without AMX",
     ),
 )

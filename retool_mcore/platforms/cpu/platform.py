@@ -21,12 +21,13 @@ from retool_mcore.platforms.base import (
     check_entry_points,
     sorted_by_library,
 )
-from retool_mcore.platforms.patches import Patch, Seam, apply_all
+from retool_mcore.platforms.patches import Patch, apply_all
 from retool_mcore.platforms.rollout_engines import SGLANG
 
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages without a CPU build
 IN_FP8 = ("precision", "kv_cache")  # settings of [rollout] whose value is "model" or "fp8"
 MAX_TOTAL_TOKENS = 32_768  # size of the server's KV cache in tokens
+MAX_STATES = 384  # states of linear attention, three per running request; by default they fill half of the memory
 
 
 class Cpu(Platform):
@@ -44,7 +45,16 @@ class Cpu(Platform):
         dtypes=("float32", "bfloat16"),
         engine_config_class="retool_mcore.platforms.cpu.engine_config.CpuEngineConfig",
         external_lib="retool_mcore.platforms.cpu.engine",
-        transformer_options={"attention_backend": "auto"},
+        transformer_options={
+            "attention_backend": "auto",
+            # Megatron-Bridge enables these kernels, which need CUDA.
+            "masked_softmax_fusion": False,
+            "bias_activation_fusion": False,
+            "bias_dropout_fusion": False,
+            "gradient_accumulation_fusion": False,
+            "apply_rope_fusion": False,
+            "moe_permute_fusion": False,
+        },
     )
     rollout = RolloutFacts(
         engine=SGLANG,
@@ -100,17 +110,14 @@ class Cpu(Platform):
         )
 
     def patches(self) -> Sequence[Patch]:
+        from retool_mcore.platforms.cpu.bridge import import_bridge
         from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES, PROCESS_PATCHES
         from retool_mcore.platforms.patches_torch import STORE_PATCH
         from retool_mcore.platforms.patches_verl import API_KEY_PATCH, MASTER_PORT_PATCH
 
+        import_bridge()  # the patches name modules that only it can import
         run_patches = (*ENGINE_PATCHES, *self.sglang_patches(), *self.weight_sync_patches())
         return sorted_by_library((STORE_PATCH, *PROCESS_PATCHES, *run_patches, API_KEY_PATCH, MASTER_PORT_PATCH))
-
-    def seams(self) -> Sequence[Seam]:
-        from retool_mcore.platforms.cpu.patches import SEAMS
-
-        return SEAMS
 
     def sglang_patches(self) -> Sequence[Patch]:
         from retool_mcore.platforms.cpu.patches import SGLANG_PATCHES
@@ -200,6 +207,7 @@ class Cpu(Platform):
             "disable_overlap_schedule": True,  # scheduler and model share the CPU
             "sleep_on_idle": True,  # else an idle server uses a whole core
             "max_total_tokens": MAX_TOTAL_TOKENS,
+            "max_mamba_cache_size": MAX_STATES,
         }
 
 

@@ -49,7 +49,7 @@ class Cuda(Platform):
         dtypes=("bfloat16",),
         engine_config_class="verl.workers.config.McoreEngineConfig",
         external_lib="retool_mcore.platforms.cuda.engine",
-        # We measured each option on H200s, see perf/LOG.md. mbridge's defaults disable them all.
+        # We measured each option on H200s, see perf/LOG.md.
         transformer_options={
             "attention_backend": "fused",  # cuDNN through Transformer Engine; does not need flash-attn
             "bias_activation_fusion": True,  # SwiGLU in one kernel; autograd saves two fewer intermediates

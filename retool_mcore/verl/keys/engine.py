@@ -5,12 +5,12 @@ from typing import Any
 from retool_mcore.config import RunConfig
 from retool_mcore.data.tokenizer import template_of
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.key import NOT_SET, OUR_CODE, Key, from_setting, values
+from retool_mcore.verl.keys.key import NOT_SET, Key, from_setting, values
 
 # verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
 LORA_SECTION = "the section [lora]"
-# Our bridge reads the expert's number from the weight's name in Transformer Engine's grouped layer.
-GROUPED = "this trainer's bridge, which needs the grouped expert layer"
+# The bridge reads the expert's number from the weight's name in Transformer Engine's grouped layer.
+GROUPED = "Megatron-Bridge, which needs the grouped expert layer"
 TRANSFORMER, DDP, ADAM = "override_transformer_config", "override_ddp_config", "override_optimizer_config"
 OPTION = f"{TRANSFORMER}."  # verl passes these keys to Megatron's TransformerConfig
 
@@ -79,7 +79,6 @@ MEGATRON = (
     Key("sequence_parallel", "parallel.tp", _sequence_parallel),
     Key("use_distributed_optimizer", None, True),
     Key("use_mbridge", None, True),
-    Key("vanilla_mbridge", OUR_CODE, True),  # ARCHITECTURE.md, "The bridge"
     from_setting("dtype", "model.dtype"),
     from_setting("seed", "run.seed"),
     from_setting("dist_ckpt_optim_fully_reshardable", "checkpoint.reshardable"),
@@ -89,7 +88,7 @@ MEGATRON = (
     from_setting("param_offload", "memory.offload_idle"),
     from_setting("optimizer_offload", "memory.offload_idle"),
     Key(DDP, None, lambda _, platform: dict(platform.training.ddp_options)),
-    # mbridge reads this key, and its default is on.
+    # Megatron reads this key, too.
     Key(OPTION + "sequence_parallel", "parallel.tp", _sequence_parallel),
     from_setting(OPTION + "context_parallel_size", "parallel.cp", when=lambda run, _: run.parallel.cp > 1),
     Key(OPTION + "recompute_granularity", "memory.recompute", _granularity, when=_recomputes("selective", "full")),
@@ -107,8 +106,8 @@ MEGATRON = (
         lambda run, _: run.memory.recomputed_layers or 1,
         when=_recomputes("full"),
     ),
-    # Dense models ignore the moe_* keys. For keys not set here, mbridge's defaults apply: no
-    # load-balancing loss, and grouped GEMM where Transformer Engine is installed.
+    # Dense models ignore the moe_* keys. For keys not set here, the defaults of verl and of
+    # Megatron-Bridge apply: no load-balancing loss, and grouped GEMM.
     # Router in fp32: in bfloat16 two experts' scores are often equal, so the choice is arbitrary.
     Key(OPTION + "moe_router_dtype", None, "fp32"),
     Key(OPTION + "moe_router_load_balancing_type", "experts.load_balancing", _balancing(0), when=_balances),

@@ -48,3 +48,7 @@ def test_mindspeed_comes_before_megatron_and_gets_our_settings(found: dict[str, 
         "attention_backend": "AttnBackend.flash",
     }
     assert found["options"] == found["options"] | wanted
+
+
+def test_a_training_process_checks_the_tensors_of_a_checkpoint(found: dict[str, Any]):
+    assert found["checks_tensors"]

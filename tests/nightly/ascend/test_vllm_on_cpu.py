@@ -25,7 +25,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_turn_stops_at_the_last_token_of_its_call(found: dict[str, Any]):
-    called, (call, answer) = found["called"], found["called"]["turns"]
+    called, (call, answer) = found["called"], found["called"]["taught"]
     assert called["stop"] == "finished" and called["turns"] == [len(call), len(answer)]
     assert called["ids"][: len(call)] == call and called["ids"][-len(answer) :] == answer
     assert called["mask"] == [1] * len(call) + [0] * called["between"] + [1] * len(answer)

@@ -235,7 +235,7 @@ async def called(sampler: Sampler, model: Any) -> dict[str, Any]:
     await sampler.server.send(model, 3)
     cold = 0.5  # at 1.0 one response of fifteen leaves what it was taught
     trajectory = await sampler.run("called", temperature=cold)
-    return {**described(trajectory, {3: model}, cold), "turns": turns, "between": len(between)}
+    return {**described(trajectory, {3: model}, cold), "taught": turns, "between": len(between)}
 
 
 async def main(folder: Path) -> dict[str, Any]:

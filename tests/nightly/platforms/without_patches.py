@@ -46,6 +46,7 @@ class Probes:
         self.folder = folder
         self.model = str(megatron_ranks.make_model(folder / "model"))
         self.experts = str(megatron_ranks.make_model(folder / "experts", "qwen3_moe"))
+        self.hybrid = str(megatron_ranks.make_model(folder / "hybrid", "qwen3_5_text"))
 
     def join_group(self) -> str:
         import torch.distributed as dist
@@ -66,6 +67,10 @@ class Probes:
     def train_experts(self) -> str:
         join_gloo()
         return repr(megatron_ranks.run({"model": self.experts, "actions": [["train", 1, 1]]}))
+
+    def train_a_hybrid(self) -> str:
+        join_gloo()
+        return repr(megatron_ranks.run({"model": self.hybrid, "actions": [["train", 1, 1]]}))
 
     def exchange_of_tokens(self) -> str:
         import torch
@@ -175,6 +180,50 @@ class Probes:
         runner = SimpleNamespace(model=torch.nn.Linear(2, 2))
         checker: Any = WeightChecker(runner)
         return repr(sorted(checker.handle("retool_sums:")["sums"]))
+
+    def text_model(self) -> str:
+        """The folder of a configuration of Qwen3.5 for text."""
+        from transformers import Qwen3_5TextConfig
+
+        folder = self.folder / "qwen3_5"
+        Qwen3_5TextConfig(architectures=["Qwen3_5ForCausalLM"]).save_pretrained(folder)
+        return str(folder)
+
+    def config_of_a_text_model(self) -> str:
+        from sglang.srt.utils.hf_transformers.config import HfModelConfigParser
+
+        return repr(type(HfModelConfigParser().parse(self.text_model(), trust_remote_code=False)))
+
+    def server_of_a_text_model(self) -> str:
+        from sglang.srt.server_args import ServerArgs
+
+        settings: Any = ServerArgs(model_path=self.text_model(), device="cpu", disable_overlap_schedule=True)
+        return f"caches states: {settings.uses_mamba_radix_cache}"
+
+    def prefill_graphs_of_a_text_model(self) -> str:
+        from sglang.srt.configs.model_config import is_piecewise_cuda_graph_disabled_model
+
+        return f"disabled: {is_piecewise_cuda_graph_disabled_model(['Qwen3_5ForCausalLM'])}"
+
+    def gate_of_linear_attention(self) -> str:
+        import torch
+        from sglang.srt.layers.attention.fla.layernorm_gated import RMSNorm
+
+        return repr(RMSNorm(8)(torch.ones(2, 8), torch.ones(2, 8)).shape)
+
+    def gate_of_full_attention(self) -> str:
+        import torch
+        from sglang.srt.layers import elementwise
+
+        return repr(elementwise.fused_sigmoid_mul(torch.ones(2, 8), torch.ones(2, 2, 4), inplace=True).shape)
+
+    def gate_of_a_shared_expert(self) -> str:
+        import torch
+        from sglang.srt.layers import elementwise
+
+        tokens, weight, routed = torch.ones(2, 8), torch.ones(8), torch.zeros(2, 8)
+        elementwise.fused_gate_sigmoid_mul_add(tokens, weight, tokens, routed)
+        return f"added {routed[0, 0]:.3f}"
 
     def draw_by_a_seed(self) -> str:
         import torch
@@ -316,6 +365,14 @@ class Probes:
 WRITERS = "megatron.core.dist_checkpointing.strategies.filesystem_async."
 SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
 ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngineWith"
+OF_HYBRIDS = (
+    "megatron.core.models.gpt.experimental_attention_variant_module_specs._get_backend_spec_provider",
+    *(
+        f"megatron.core.ssm.gated_delta_net.{name}"
+        for name in ("HAVE_FLA", "causal_conv1d", "l2norm", "chunk_gated_delta_rule")
+    ),
+)
+CONFIGS = "sglang.srt.configs.model_config."
 PROBES = {
     f"{WRITERS}_get_write_results_queue": Probes.results_of_two_saves,
     f"{WRITERS}FileSystemWriterAsync.write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
@@ -337,6 +394,7 @@ PROBES = {
     "verl.models.mcore.model_forward_fused.preprocess_thd_engine": Probes.pack_and_unpack,
     "verl.models.mcore.model_forward_fused.postprocess_thd_engine": Probes.pack_and_unpack,
     "megatron.core.models.common.embeddings.rope_utils.torch": Probes.rotary_embedding_of_a_context_parallel_rank,
+    **dict.fromkeys(OF_HYBRIDS, Probes.train_a_hybrid),
     "megatron.core.transformer.moe.token_dispatcher.torch": Probes.train_experts,
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": Probes.exchange_of_tokens,
     "megatron.core.tensor_parallel.mappings.torch": Probes.tokens_of_two_ranks,
@@ -347,11 +405,21 @@ PROBES = {
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch": Probes.seeds_of_requests,
     "sglang.srt.utils.weight_checker.WeightChecker.handle": Probes.sums_of_weights,
     "sglang.srt.layers.sampler.multinomial_with_seed": Probes.draw_by_a_seed,
+    "sglang.srt.utils.hf_transformers.config._CONFIG_REGISTRY": Probes.config_of_a_text_model,
+    "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments": Probes.server_of_a_text_model,
+    f"{CONFIGS}piecewise_cuda_graph_disabled_model_archs": Probes.prefill_graphs_of_a_text_model,
+    "sglang.srt.layers.attention.fla.layernorm_gated.layernorm_fn": Probes.gate_of_linear_attention,
+    "sglang.srt.layers.elementwise.fused_sigmoid_mul": Probes.gate_of_full_attention,
+    "sglang.srt.layers.elementwise.fused_gate_sigmoid_mul_add": Probes.gate_of_a_shared_expert,
     "sglang.srt.managers.schedule_batch.Req._check_token_based_finish": Probes.end_of_a_call,
 }
 
 
-PROVEN_IN_PARITY = {"mbridge.core.bridge.Bridge.export_weights"}  # test_expert_exports.py
+PROVEN_IN_PARITY = {
+    "mbridge.core.bridge.Bridge.export_weights",  # test_expert_exports.py
+    # test_reshard.py, in pipeline stages
+    "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._compute_per_buffer_param_layout",
+}
 
 
 def outcome(probe, probes: Probes) -> str:

@@ -25,6 +25,8 @@ def found() -> dict[str, Any]:
     from verl.workers.engine import EngineRegistry
     from verl.workers.engine.mindspeed import transformer_impl
 
+    import ascend.engine  # noqa: F401  verl imports it as model.external_lib
+    from retool_mcore.platforms.patches_bridge import MODEL_PATCH
     from retool_mcore.verl.keys.tree import sft_parts, sft_sections
     from retool_mcore.verl.plugin import assert_loaded
 
@@ -40,7 +42,12 @@ def found() -> dict[str, Any]:
         "engine": EngineRegistry.get_engine_cls(model_type="language_model", backend="megatron").__name__,
     }
     options = {key: str(value) for key, value in mindspeed.REPATCHED[-1].items()}
-    return {"verl": verl, "mindspeed_came_first": not mindspeed.MEGATRON_WAS_LOADED, "options": options}
+    return {
+        "verl": verl,
+        "mindspeed_came_first": not mindspeed.MEGATRON_WAS_LOADED,
+        "options": options,
+        "checks_tensors": MODEL_PATCH.applied,
+    }
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ RL, SFT = (ROOT / "configs" / f"{kind}_qwen2.5_7b_a2x8.toml" for kind in ("rl", 
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))["case"]
 MODEL = "verl_overrides.actor_rollout_ref.actor.megatron.override_transformer_config"
 TAKEN = ("verl_overrides.actor_rollout_ref.rollout.engine_kwargs.vllm.x=1", "verl_overrides.global_profiler.tool=npu",
-         f"{MODEL}.context_parallel_algo=megatron_cp_algo", f"{MODEL}.moe_permute_fusion=false")  # fmt: skip
+         f"{MODEL}.context_parallel_algo=megatron_cp_algo", f"{MODEL}.moe_permute_fusion=true",
+         f"{MODEL}.attention_backend=fused", f"{MODEL}.gradient_accumulation_fusion=false",
+         f"{MODEL}.cp_comm_type=p2p")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: " ".join(case["settings"]))

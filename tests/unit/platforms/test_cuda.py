@@ -109,9 +109,9 @@ def test_each_process_gets_the_patches_that_it_needs(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", INSTALLED)
     monkeypatch.delenv(PREFILLS_ENV, raising=False)
     of_verl = ["index_select_tensor_dict", "prepare_micro_batches", "register_megatron_training_hooks"]
-    of_mbridge = ["_model_provider", "load_weights", "_adjust_mapping_for_shared_weights", "export_weights"]
-    training = [*of_verl, "write_preloaded_data_multiproc", *of_mbridge, "linear_cross_entropy", "step"]
-    sglang = ["region", "get_new_batch_prefill", "_check_token_based_finish", "handle"]
+    of_bridge = ["_build_tf_config", "provider_bridge", "async_save", "_compute_per_buffer_param_layout"]
+    training = [*of_verl, *of_bridge, "linear_cross_entropy", "step"]
+    sglang = ["region", "get_new_batch_prefill", "_check_token_based_finish", "handle", "_CONFIG_REGISTRY"]
     assert (names(Cuda().training_patches()), names(Cuda().sglang_patches())) == (training, sglang)
     assert names(Cuda().weight_sync_patches()) == ["sgl_update_weights"]
     region = HOST_COPY_PATCH.changes[0].replace(lambda adapter, tag, enable_cpu_backup=False: (tag, enable_cpu_backup))

@@ -69,7 +69,7 @@ def adapted(kind: type[Plain], *matrices: str, dropout: float = 0.0) -> Any:
 
 
 def product(layer: Any, name: str) -> torch.Tensor:
-    factor = layer.lora.factors[name]
+    factor = layer.adapter.factors[name]
     return 1.5 * factor.B @ factor.A
 
 
@@ -114,5 +114,5 @@ def test_dropout_applies_in_training_only(alone: None):
     layer.eval()
     assert torch.equal(layer(x)[0], layer(x)[0])
     layer.train()
-    torch.nn.init.zeros_(layer.lora.factors["gate_proj"].B)
+    torch.nn.init.zeros_(layer.adapter.factors["gate_proj"].B)
     assert torch.equal(layer(x)[0], torch.nn.functional.linear(x, layer.weight)), "of the adapter's input alone"

@@ -71,4 +71,5 @@ def test_pins_are_what_is_installed_and_those_of_gpus_except_for_torchs_own_buil
         if not pin.specifier.contains(installed, prereleases=True):
             different[str(pin)] = installed
     assert different == {}
-    assert {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]} == {"torch", "torchvision"}
+    builds = {"torch", "torchvision", "triton"}
+    assert {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]} == builds

@@ -403,12 +403,20 @@ def test_the_checksum_sees_every_piece_of_a_file(tmp_path: Path, monkeypatch: py
     assert len(seen) == 8
 
 
+def test_a_checkpoint_of_the_core_before_is_not_resumed(config: SftConfig):
+    save(config, 50, 100)
+    path = at(config, 100) / STATE_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+    with pytest.raises(CheckpointError, match=r"global_step_100 was written with Megatron-core 0\.16"):
+        checkpoint.find_resume(config)
+
+
 def test_a_checkpoint_of_a_newer_release_is_refused_and_left_where_it_is(config: SftConfig):
     save(config, 50, 100)
     path = at(config, 100) / STATE_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 4}))
     for ask in (checkpoint.require_intact, checkpoint.find_resume):
-        with pytest.raises(CheckpointError, match=r"global_step_100 was written by a newer release: .* version 3"):
+        with pytest.raises(CheckpointError, match=r"global_step_100 was written by a newer release: .* version 4"):
             ask(config)
     assert names(config) == ["global_step_100", "global_step_50"]
 
