@@ -106,6 +106,20 @@ class RlEngine:
             tu.assign_non_tensor_data(data, "enable_routing_replay", True)
         return data
 
+    def save(self, folder: str) -> list[list[float]] | None:
+        """Save, and return the model's outputs of all rows."""
+        from retool_mcore.verl.checkpoint import save
+
+        save(self.engine, folder, step=0)
+        return self._outputs(rows(0, 1)) or None
+
+    def load(self, folder: str) -> list[list[float]] | None:
+        """Load a checkpoint, and return the model's outputs of all rows."""
+        from retool_mcore.verl.checkpoint import load_checkpoint
+
+        load_checkpoint(self.engine, folder)
+        return self._outputs(rows(0, 1)) or None
+
     def _bytes_of_states(self) -> int:
         optimizer = self.engine.optimizer
         parts = getattr(optimizer, "chained_optimizers", [optimizer])
