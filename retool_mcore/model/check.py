@@ -44,6 +44,8 @@ def check_model(config: RunConfig) -> None:
             raise ConfigError(
                 f"{config.source}: {name} = {ways} does not divide the {count} {what} of {config.model.path}."
             )
+    if shape.tied:
+        _check_stages_of_tied(config, shape)
     experts = shape.experts
     if config.parallel.ep > 1 and (not experts or experts % config.parallel.ep):
         raise ConfigError(
@@ -131,6 +133,21 @@ def _check_length(config: RunConfig, values: dict[str, Any]) -> None:
     if not isinstance(config, RlConfig):
         settings = "data.max_length_tokens"
     raise ConfigError(f"{config.source}: {beyond}. Lower {settings}, or use another model.")
+
+
+def _check_stages_of_tied(config: RunConfig, shape: ModelShape) -> None:
+    """Raise ConfigError for pipeline layouts that Megatron does not support in tied models."""
+    tied = f"{config.model.path} has tied embeddings (tie_word_embeddings = true)"
+    if config.parallel.vpp > 1:
+        raise ConfigError(
+            f"{config.source}: parallel.vpp = {config.parallel.vpp}, but {tied}, and Megatron-Bridge cannot load such "
+            "a model in interleaved stages. Set parallel.vpp = 1."
+        )
+    if shape.delta and config.parallel.pp > 1:
+        raise ConfigError(
+            f"{config.source}: parallel.pp = {config.parallel.pp}, but {tied} and DeltaNet layers, and Megatron-core "
+            "cannot save the checkpoint of such a model in stages. Set parallel.pp = 1."
+        )
 
 
 def _check_dense(config: RunConfig) -> None:

@@ -1,10 +1,9 @@
-"""Patches of Megatron-core's checkpoints, for every training process."""
+"""Patch of Megatron-core's checkpoint writer, for every training process."""
 
 import pickle
 import queue
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -43,8 +42,7 @@ def _by_megatron(original: Callable[..., Any]) -> Callable[..., Any]:
     return async_save
 
 
-_CORE = "megatron.core."
-_STRATEGIES = f"{_CORE}dist_checkpointing.strategies."
+_STRATEGIES = "megatron.core.dist_checkpointing.strategies."
 WRITER_PATCH = Patch(
     changes=(
         Change(
@@ -64,37 +62,3 @@ WRITER_PATCH = Patch(
     applies_to=requirement("megatron-core"),
     remove_when="Megatron-core's checkpoint writer has a queue for each save",
 )
-
-
-def _without_alignment(original: Any) -> Any:
-    """Correct how many elements of each bucket of parameters belong in a checkpoint."""
-    compute = original.__func__
-
-    @wraps(compute)
-    def _compute_per_buffer_param_layout(*args: Any, **kwargs: Any) -> Any:
-        layout = compute(*args, **kwargs)
-        ends = [0] * len(layout.bucket_indices)
-        for _, end, bucket in layout.param_index_map.values():
-            ends[bucket] = max(ends[bucket], end)
-        sizes = [end - start for end, (start, _) in zip(ends, layout.bucket_indices, strict=True)]
-        return replace(layout, per_bucket_numel_unpadded=sizes)
-
-    return staticmethod(_compute_per_buffer_param_layout)
-
-
-LAYOUT_PATCH = Patch(
-    changes=(
-        Change(
-            f"{_CORE}optimizer.distrib_optimizer.DistributedOptimizer._compute_per_buffer_param_layout",
-            ("params", "bucket_size", "data_parallel_world_size", "ddp_config", "param_indices"),
-            _without_alignment,
-        ),
-    ),
-    reason="Megatron-core counts the alignment before a tied embedding, which pipeline stages share, into the bucket "
-    "before it, and then saves more elements than it declares",
-    gain="Without it no checkpoint of a tied Qwen3.5 with parallel.pp > 1 is written, because the bucket before the "
-    "embedding ends with a vector that has one element per head",
-    applies_to=requirement("megatron-core"),
-    remove_when="the size of a bucket in DistributedOptimizer ends at its last parameter",
-)
-MEGATRON_PATCHES = (WRITER_PATCH, LAYOUT_PATCH)

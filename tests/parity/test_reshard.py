@@ -36,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Job name -> the answers of its actions, the last two: random numbers, two steps."""
     folder = tmp_path_factory.mktemp("reshard")
     models = {kind: str(make_model(folder / kind, kind)) for kind in ("qwen2", "qwen3_moe")}
-    models["qwen3_5_text"] = str(make_model(folder / "hybrid", "qwen3_5_text", tied=True))
+    models["qwen3_5_text"] = str(make_model(folder / "hybrid", "qwen3_5_text"))
 
     def job(name: str, run: str, layout: str, *actions: list[Any], **settings: Any) -> dict[str, Any]:
         own = {"dtype": "float32", "kind": "qwen2", **RUNS[run][1], **settings}

@@ -42,6 +42,7 @@ HYBRID = {
     "full_attention_interval": 3, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
+TIED = {"tie_word_embeddings": True, "num_hidden_layers": 4}
 LONG = ("data.max_length_tokens=40000", "train.micro_batch_tokens=40000")
 DENSE = "parallel.ep=1"
 EIGHT = "configs/sft_qwen3_30b_a3b_h200x8.toml"
@@ -78,6 +79,12 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
         (EXPERTS | {"moe_intermediate_size": 44}, (DENSE, "parallel.etp=8"), r"etp = 8 does not divide the 44 hidden"),
         (EXPERTS, ("lora.rank=8",), r"lora\.rank = 8, but .* has 16 experts, which cannot have adapters"),
         (HYBRID, (DENSE, "lora.rank=8"), r"lora\.rank = 8, but .* has 2 DeltaNet layers, which cannot have adapters"),
+        (TIED, (DENSE, "parallel.pp=2", "parallel.vpp=2"), r"vpp = 2, but .* tied embeddings"),
+        (
+            HYBRID | TIED | {"full_attention_interval": 2},
+            (DENSE, "parallel.pp=2"),
+            r"pp = 2, but .* tied .* and DeltaNet layers",
+        ),
         (HYBRID, (DENSE, "parallel.cp=8"), r"parallel\.tp \* cp = 8 does not divide the 4 key heads of the DeltaNet"),
         (EXPERTS, LONG, r"sequences of 40000 tokens exceed max_position_embeddings = 32768 .*Lower data\.max_len"),
     ],
