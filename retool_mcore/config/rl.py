@@ -295,7 +295,7 @@ class RlConfig(RunConfig):
             raise ValueError(
                 f'algorithm.router_replay = "{self.algorithm.router_replay}" cannot be combined with '
                 'memory.recompute = "auto": verl\'s replay needs the same recomputation in every micro-batch, but '
-                '"auto" recomputes only in some. Use "full", "selective" or "none"'
+                '"auto" recomputes only in some. Use "full" or "none"'
             )
         return self
 

@@ -17,7 +17,7 @@ from retool_mcore.config.model import Model
 from retool_mcore.config.saving import Best, Checkpoint, check_saving
 
 MAX_VERL_OVERRIDES = 10
-RECOMPUTE = ("none", "selective", "full", "auto")
+RECOMPUTE = ("none", "full", "auto")
 CONFIG_FILE = "config.toml"  # in a run's folder
 FORMAT_FILE = "prompt_format.json"  # how the run renders problems; in an export, too
 END_OF_TURN = "end_of_turn"  # key in FORMAT_FILE: the token that ends a model turn, {token, id}
@@ -127,13 +127,13 @@ class Memory(Section):
     Each setting costs time: see perf/LOG.md.
     """
 
-    recompute: Annotated[Literal["none", "selective", "full", "auto"] | int, BeforeValidator(_level_or_layers)] = "none"
+    recompute: Annotated[Literal["none", "full", "auto"] | int, BeforeValidator(_level_or_layers)] = "none"
     """Activations to recompute in the backward pass instead of keeping them.
 
-    "selective": norms, and other activations that Megatron considers cheap. "full": whole layers. A
-    number: that many layers of each pipeline stage. "auto": whole layers, but only in micro-batches
-    that exceed train.micro_batch_tokens because of one long sequence. As many layers are recomputed
-    as keep the memory within that of a micro-batch of train.micro_batch_tokens.
+    "full": whole layers. A number: that many layers of each pipeline stage. "auto": whole layers,
+    but only in micro-batches that exceed train.micro_batch_tokens because of one long sequence. As
+    many layers are recomputed as keep the memory within that of a micro-batch of
+    train.micro_batch_tokens.
     """
 
     fused_cross_entropy: bool = False
@@ -367,7 +367,7 @@ class RunConfig(JobConfig):
             if is_on and self.memory.recompute == "auto":
                 raise ValueError(
                     f'memory.recompute = "auto" may recompute a layer on one data-parallel rank only, and {setting} '
-                    'between ranks in each layer, which would then deadlock. Use "full", "selective" or "none"'
+                    'between ranks in each layer, which would then deadlock. Use "full" or "none"'
                 )
 
     def to_toml(self) -> str:

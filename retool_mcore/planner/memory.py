@@ -118,8 +118,6 @@ def activation_bytes(
     stored = (shape.kept_bytes - (shape.fp8_values if fp8 else 0) + unfused) / tp
     if memory.recomputes_layers:
         return 2 * hidden / tp, stored
-    if memory.recompute == "selective" and not fused:  # recomputes the norms' outputs, which fused layers never store
-        return stored - 2 * 2 * hidden / tp, 2 * 2 * hidden / tp
     return stored, 0.0
 
 

@@ -78,7 +78,7 @@ def _trainings(config: Config, shape: ModelShape) -> Iterator[Config]:
     """
     longest = math.ceil(config.max_sequence_tokens / config.parallel.cp)
     sizes = sorted({longest, max(longest, config.train.micro_batch_tokens)})
-    ways = [(recompute, size) for recompute in ("full", "none", "selective") for size in sizes]
+    ways = [(recompute, size) for recompute in ("full", "none") for size in sizes]
     ways += [("auto", longest * quarters // 4) for quarters in (1, 2, 3)]
     if shape.experts:
         ways = [("full", times * longest) for times in (1, 2, 3)]

@@ -188,11 +188,6 @@ class Cpu(Platform):
                     f'{config.source}: {name} = {value!r} needs GPU kernels, which run.platform = "cpu" does not have. '
                     f"Set it to {plain!r}."
                 )
-        if memory.recompute == "selective":
-            raise ConfigError(
-                f'{config.source}: memory.recompute = "selective" needs Transformer Engine in its backward pass, '
-                'which run.platform = "cpu" does not have. Use "none", "full" or "auto".'
-            )
 
     def peak_memory_gib(self) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts KiB

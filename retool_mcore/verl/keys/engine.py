@@ -25,13 +25,9 @@ def _sequence_parallel(run: RunConfig, *_: Any) -> bool:
     return run.parallel.tp > 1
 
 
-def _recomputes(*levels: str) -> Any:
+def _recomputes(run: RunConfig, *_: Any) -> bool:
     # With "auto", verl/recompute.py sets Megatron's options for each micro-batch instead.
-    return lambda run, _: _granularity(run) in levels
-
-
-def _granularity(run: RunConfig, *_: Any) -> str:
-    return "full" if run.memory.recomputes_layers else str(run.memory.recompute)
+    return run.memory.recomputes_layers
 
 
 def _balances(run: RunConfig, *_: Any) -> bool:
@@ -91,20 +87,18 @@ MEGATRON = (
     # Megatron reads this key, too.
     Key(OPTION + "sequence_parallel", "parallel.tp", _sequence_parallel),
     from_setting(OPTION + "context_parallel_size", "parallel.cp", when=lambda run, _: run.parallel.cp > 1),
-    Key(OPTION + "recompute_granularity", "memory.recompute", _granularity, when=_recomputes("selective", "full")),
-    # Flash attention keeps no score matrix, so the attention core has nothing to recompute.
-    Key(OPTION + "recompute_modules", None, ["layernorm"], when=_recomputes("selective")),
+    Key(OPTION + "recompute_granularity", "memory.recompute", "full", when=_recomputes),
     Key(
         OPTION + "recompute_method",
         "memory.recompute",
         lambda run, _: "block" if run.memory.recomputed_layers else "uniform",
-        when=_recomputes("full"),
+        when=_recomputes,
     ),
     Key(
         OPTION + "recompute_num_layers",
         "memory.recompute",
         lambda run, _: run.memory.recomputed_layers or 1,
-        when=_recomputes("full"),
+        when=_recomputes,
     ),
     # Dense models ignore the moe_* keys. For keys not set here, the defaults of verl and of
     # Megatron-Bridge apply: no load-balancing loss, and grouped GEMM.

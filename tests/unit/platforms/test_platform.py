@@ -103,7 +103,6 @@ def test_an_evaluations_server_gets_these_arguments():
         ("memory", "adam_states", "compact", " = 'compact' needs GPU kernels.* Set it to 'float32'"),
         ("memory", "optimizer_on_cpu", 0.5, " = 0.5 needs GPU kernels.* Set it to 0.0"),
         ("memory", "offload_idle", True, " = True needs GPU kernels.* Set it to False"),
-        ("memory", "recompute", "selective", ' = "selective" needs Transformer Engine'),
         ("memory", "recompute", "full", None),
         ("cluster", "gpus_per_node", CORES + 1, f" = {CORES + 1} processes would share {CORES} cores"),
         ("cluster", "gpus_per_node", CORES, None),
