@@ -66,6 +66,8 @@ def rope_of_config(values: Mapping[str, Any]) -> Rope:
         if kind != "default":
             raise ConfigError(f'{key} has type "{kind}", but training supports only default in Qwen3.5')
         settings = {name: value for name, value in settings.items() if name not in HYBRID_KEYS}
+    if values.get("model_type") == "mistral" and kind == "yarn":
+        raise ConfigError(f'{key} has type "yarn", which Megatron-Bridge cannot build for Mistral')
     _check_keys(key, kind, settings)
     if kind != "yarn":
         return Rope(kind=kind)

@@ -272,7 +272,7 @@ def training_patches() -> tuple[Patch, ...]:
     """The patches of every process that trains with Megatron, on CPU and CUDA."""
     from retool_mcore.platforms import patches_bridge, patches_megatron, patches_verl
 
-    return (*patches_verl.TRAINING_PATCHES, *patches_bridge.BRIDGE_PATCHES, *patches_megatron.MEGATRON_PATCHES)
+    return (*patches_verl.TRAINING_PATCHES, patches_bridge.MODEL_PATCH, patches_megatron.WRITER_PATCH)
 
 
 def sorted_by_library(patches: Iterable[Patch]) -> list[Patch]:

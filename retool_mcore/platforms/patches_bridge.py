@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from retool_mcore.model.families import FAMILIES
-from retool_mcore.model.files import read_config, tensor_files
+from retool_mcore.model.files import read_config
 from retool_mcore.model.rope import rope_of_config
 from retool_mcore.model.tensors import check_tensors
 from retool_mcore.platforms.patches import Change, Patch, requirement
@@ -23,15 +23,22 @@ from retool_mcore.platforms.patches import Change, Patch, requirement
 def _check_and_set_rope(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
     def _build_tf_config(self: Any) -> None:
-        path = self.model_config.local_path
-        values = read_config(path) or {}
-        located = tensor_files(path)
-        if located is not None and values.get("model_type") in FAMILIES:
-            check_tensors(located[1], values, path)
         original(self)
+        _check_tensors(self)
         set_rope(self.provider, self.model_config.hf_config)
+        if self.model_config.hf_config.model_type == "mistral":
+            # Sequences stay within the window, and context parallelism needs full attention.
+            self.provider.window_size = self.provider.cp_comm_type = None
 
     return _build_tf_config
+
+
+def _check_tensors(engine: Any) -> None:
+    path = engine.model_config.local_path
+    values = read_config(path)
+    if values.get("model_type") in FAMILIES:
+        names = engine.bridge.hf_pretrained.state.source.get_all_keys()  # downloads a hub model
+        check_tensors(names, values, path)
 
 
 def set_rope(provider: Any, hf_config: Any) -> None:
@@ -56,33 +63,6 @@ def set_rope(provider: Any, hf_config: Any) -> None:
     provider.register_pre_wrap_hook(replace_frequencies)
 
 
-def _as_llama(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Build Mistral as Llama, which has the same layers (for sequences within its window)."""
-
-    @wraps(original)
-    def provider_bridge(self: Any, hf_pretrained: Any) -> Any:
-        from megatron.bridge.models.llama.llama_bridge import LlamaBridge
-
-        provider = LlamaBridge().provider_bridge(hf_pretrained)
-        provider.add_bias_linear = False  # which a Llama's config.json says
-        return provider
-
-    return provider_bridge
-
-
-MISTRAL_PATCH = Patch(
-    changes=(
-        Change(
-            "megatron.bridge.models.mistral.mistral_bridge.MistralBridge.provider_bridge",
-            ("self", "hf_pretrained"),
-            _as_llama,
-        ),
-    ),
-    reason="Megatron-Bridge passes yarn's factor of a Mistral to a parameter that does not exist",
-    gain="Without it a Mistral with yarn fails at its start",
-    applies_to=requirement("megatron-bridge"),
-    remove_when="Megatron-Bridge builds a Mistral with yarn",
-)
 MODEL_PATCH = Patch(
     changes=(
         Change(
@@ -98,4 +78,3 @@ MODEL_PATCH = Patch(
     remove_when="Megatron-Bridge refuses a checkpoint whose tensors differ from its mapping, and applies a "
     "configuration's rope_parameters, attention_factor included",
 )
-BRIDGE_PATCHES = (MODEL_PATCH, MISTRAL_PATCH)

@@ -14,5 +14,5 @@ MODELS_ENV = "SGLANG_EXTERNAL_MODEL_PACKAGE"  # SGLang registers the models of t
 
 def load() -> None:
     if name := os.environ.get(PLATFORM_ENV):
-        os.environ[MODELS_ENV] = "retool_mcore.platforms.sglang_models"
+        os.environ.setdefault(MODELS_ENV, "retool_mcore.platforms.sglang_models")
         apply_all((STORE_PATCH, *get_platform(name).sglang_patches()))

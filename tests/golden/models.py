@@ -7,8 +7,7 @@ python -m tests.golden.models     # writes what tests/unit/golden compares with
 from pathlib import Path
 
 from retool_mcore.model.families import FAMILIES, ONLY
-from retool_mcore.model.rope import NEEDED
-from tests.model_parity import HYBRIDS, ONE, ROPES, SAMPLED, TWO
+from tests.model_parity import ONE, ROPES, TWO, scalings
 
 README = Path(__file__).parents[2] / "retool_mcore" / "model" / "README.md"
 REFUSED = ("dynamic", "longrope")
@@ -33,11 +32,9 @@ def text() -> str:
 
 def taken(rope: str, kind: str) -> str:
     """Of a name in ROPES; the scaling is the same code in every family that has it."""
-    if kind in HYBRIDS and rope != "default":
-        return "no"
-    if rope in SAMPLED:
+    if rope == "default" or rope in scalings(kind):
         return "yes"
-    return "SFT" if rope.split(maxsplit=1)[0] in NEEDED else "no"
+    return "SFT" if rope.split(maxsplit=1)[0] in scalings(kind) else "no"
 
 
 if __name__ == "__main__":
