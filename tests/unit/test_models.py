@@ -39,8 +39,8 @@ MOE = {
 EXPERTS = MOE | {"num_experts": 16}
 HYBRID = {
     "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "head_dim": 16,
-    "full_attention_interval": 3, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"], "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 LONG = ("data.max_length_tokens=40000", "train.micro_batch_tokens=40000")
 DENSE = "parallel.ep=1"
