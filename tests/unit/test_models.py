@@ -78,6 +78,7 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
         (EXPERTS | {"moe_intermediate_size": 44}, (DENSE, "parallel.etp=8"), r"etp = 8 does not divide the 44 hidden"),
         (EXPERTS, ("lora.rank=8",), r"lora\.rank = 8, but .* has 16 experts, which cannot have adapters"),
         (HYBRID, (DENSE, "lora.rank=8"), r"lora\.rank = 8, but .* has 2 DeltaNet layers, which cannot have adapters"),
+        (HYBRID, (DENSE, "model.fp8=tensorwise"), r'= "tensorwise", but .* 2 DeltaNet layers.* Set model\.fp8 = "off"'),
         (HYBRID, (DENSE, "parallel.cp=8"), r"parallel\.tp \* cp = 8 does not divide the 4 key heads of the DeltaNet"),
         (EXPERTS, LONG, r"sequences of 40000 tokens exceed max_position_embeddings = 32768 .*Lower data\.max_len"),
     ],
@@ -89,14 +90,35 @@ def test_a_layout_that_does_not_fit_the_model_is_one_error(
         check(tmp_path, experts, *settings)
 
 
-def test_router_replay_is_for_experts_and_an_engine_splits_its_heads(tmp_path: Path):
-    write_model(tmp_path, SHAPE)
-    eight = [f"model.path={tmp_path}", "rollout.engine_tp=8"]
-    with pytest.raises(ConfigError, match=r"rollout\.engine_tp = 8 does not divide the 4 attention heads"):
-        check_model(load_config(RlConfig, "configs/rl_qwen2.5_7b_h200x8.toml", eight))
-    settings = [f"model.path={tmp_path}", "algorithm.router_replay=R2"]
-    with pytest.raises(ConfigError, match=r"algorithm\.router_replay = 'R2': .* has no experts"):
-        check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings))
+PLAIN = ("memory.recompute=full", "train.micro_batch_tokens=18432")
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "message"),
+    [
+        ({}, ("rollout.engine_tp=8",), r"rollout\.engine_tp = 8 does not divide the 4 attention heads"),
+        ({}, ("algorithm.router_replay=R2", *PLAIN), r"algorithm\.router_replay = 'R2': .* has no experts"),
+        (
+            HYBRID | {"linear_num_key_heads": 2}, ("rollout.engine_tp=4",),
+            r"rollout\.engine_tp = 4 does not divide the 2 key heads of the DeltaNet layers",
+        ),
+        (
+            HYBRID | {"linear_num_value_heads": 6}, ("rollout.engine_tp=4",),
+            r"rollout\.engine_tp = 4 does not divide the 6 value heads of the DeltaNet layers",
+        ),
+        (
+            HYBRID, ("rollout.precision=fp8", "algorithm.importance_sampling=token"),
+            r'precision = "fp8", but .* 2 DeltaNet layers, whose weights .* Set rollout\.precision = "model"',
+        ),
+    ],
+)  # fmt: skip
+def test_an_rl_run_that_does_not_fit_the_model_is_one_error(
+    tmp_path: Path, more: dict[str, Any], settings: tuple[str, ...], message: str
+):
+    write_model(tmp_path, SHAPE | more)
+    run = load_config(RlConfig, "configs/rl_qwen2.5_7b_h200x8.toml", [f"model.path={tmp_path}", *settings])
+    with pytest.raises(ConfigError, match=message):
+        check_model(run)
 
 
 def test_a_shape_is_read_from_its_fields_and_their_defaults():
