@@ -79,9 +79,12 @@ class DeltaShape:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a request's states in an engine, over all layers, in float32."""
+        """Bytes of a request's states in an engine, over all layers.
+
+        They are in float32, and the convolution's inputs in bfloat16.
+        """
         convolution = (self.kernel - 1) * (2 * self.keys + self.values)
-        return 4 * self.layers * (self.value_heads * self.key_dim * self.value_dim + convolution)
+        return self.layers * (4 * self.value_heads * self.key_dim * self.value_dim + 2 * convolution)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +241,13 @@ class ModelShape:
         """
         return self._mean(self.heads * self.head_dim, self.delta.values if self.delta else 0) + self.used_ffn
 
-    def kv_bytes(self, *, fp8: bool) -> int:
-        """KV cache bytes per token, over all attention layers: one or two bytes per value."""
-        return 2 * self.attention_layers * self.kv_heads * self.head_dim * (1 if fp8 else 2)
+    def kv_bytes(self, *, fp8: bool, tp: int = 1) -> int:
+        """KV cache bytes per token, over all attention layers and an engine's ``tp`` ranks.
+
+        A value takes one or two bytes. Each rank has at least one head, so ranks beyond the number
+        of heads have copies.
+        """
+        return 2 * self.attention_layers * max(self.kv_heads, tp) * self.head_dim * (1 if fp8 else 2)
 
 
 def shape_of_hf_config(config: Any) -> ModelShape:

@@ -144,6 +144,7 @@ def test_parameters_and_memory_by_hand():
     assert (dense.kept_bytes, moe.kept_bytes) == (2 * (8 + 12 + 6 + 15), 2 * (8 + 12 + 6 + 30))
     assert (dense.fp8_values, moe.fp8_values) == (6 + 5, 6 + 10)
     assert [dense.kv_bytes(fp8=fp8) for fp8 in (False, True)] == [24, 12]
+    assert dense.kv_bytes(fp8=False, tp=2) == 48, "each rank has the one head"
     for fused, logit_bytes in ((True, 4), (False, 14)):
         assert token_memory(dense, fused_cross_entropy=fused) == (1 + logit_bytes * 7 / 82, 8 / 82)
 
@@ -172,7 +173,7 @@ def test_a_hybrid_models_parameters_memory_and_flops_by_hand():
     assert dense.kept_bytes == 2 * (8 + (attention + 3 * kept) / 4 + 15)
     assert moe.kept_bytes - dense.kept_bytes == 2 * 3 * (5 + 3)
     assert dense.kv_bytes(fp8=False) == 2 * 3 * 2, "of one layer"
-    assert dense.delta and dense.delta.state_bytes == 3 * 4 * (20 + 3 * 14)
+    assert dense.delta and dense.delta.state_bytes == 3 * (4 * 20 + 2 * 3 * 14)
 
 
 def test_a_hybrid_model_counts_the_flops_of_verl():
