@@ -33,12 +33,12 @@ def check_model(config: RunConfig) -> None:
         ("parallel.tp", config.parallel.tp, shape.kv_heads, "key-value heads"),
         ("parallel.pp", config.parallel.pp, shape.layers, "layers"),
     ]
+    engine = [("rollout.engine_tp", config.rollout.engine_tp)] if isinstance(config, RlConfig) else []
+    splits += [(name, ways, shape.heads, "attention heads") for name, ways in engine]
     if shape.delta:
-        ways = config.parallel.tp * config.parallel.cp
-        splits.append(("parallel.tp * cp", ways, shape.delta.key_heads, "key heads of the DeltaNet layers"))
-        splits.append(("parallel.tp * cp", ways, shape.delta.value_heads, "value heads of the DeltaNet layers"))
-    if isinstance(config, RlConfig):
-        splits.append(("rollout.engine_tp", config.rollout.engine_tp, shape.heads, "attention heads"))
+        for name, ways in (("parallel.tp * cp", config.parallel.tp * config.parallel.cp), *engine):
+            splits.append((name, ways, shape.delta.key_heads, "key heads of the DeltaNet layers"))
+            splits.append((name, ways, shape.delta.value_heads, "value heads of the DeltaNet layers"))
     for name, ways, count, what in splits:
         if count % ways:
             raise ConfigError(
@@ -60,6 +60,8 @@ def check_model(config: RunConfig) -> None:
             f"{config.source}: lora.rank = {config.lora.rank}, but {config.model.path} has {what}, which cannot have "
             "adapters. Use a dense model with attention in every layer, or train all weights with lora.rank = 0."
         )
+    if shape.delta:
+        _check_fp8(config, shape.delta.layers)
     if experts and shape.ffn % config.parallel.expert_tp:
         size = f"{config.parallel.expert_tp}{'' if config.parallel.etp else ' (as tp)'}"
         raise ConfigError(
@@ -167,6 +169,20 @@ def _check_dense(config: RunConfig) -> None:
         raise ConfigError(
             f"{config.source}: {settings}: {config.model.path} has no experts. Remove this from the configuration."
         )
+
+
+def _check_fp8(config: RunConfig, layers: int) -> None:
+    """Raise ConfigError for FP8 products with a model that has DeltaNet ``layers``."""
+    refused = [("model.fp8", config.model.fp8, "off", "which nobody has trained in FP8")]
+    if isinstance(config, RlConfig):
+        why = "whose weights verl does not quantize for the engines"
+        refused.append(("rollout.precision", config.rollout.precision, "model", why))
+    for name, value, accepted, why in refused:
+        if value != accepted:
+            raise ConfigError(
+                f'{config.source}: {name} = "{value}", but {config.model.path} has {layers} DeltaNet layers, {why}. '
+                f'Set {name} = "{accepted}".'
+            )
 
 
 def _check_old_log_prob(config: RlConfig) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from retool_mcore.errors import ConfigError
 from retool_mcore.model.files import is_hub_name
 from retool_mcore.model.rope import check_engine_rope, rope_of_config
-from retool_mcore.model.shape import DELTA, FULL, HYBRID, INTERVAL, LINEAR, layer_types
+from retool_mcore.model.shape import DELTA, FULL, HYBRID, LINEAR
 
 APPLIED = {
     "architectures", "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -22,10 +22,7 @@ APPLIED = {
 }  # fmt: skip
 WINDOW = {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}  # check_window
 EXPERTS = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"}
-HYBRIDS = {  # Qwen3.5; the last three are for an engine's states, and for prediction heads, which training drops
-    *DELTA, "full_attention_interval", "partial_rotary_factor", "mamba_ssm_dtype", "mtp_num_hidden_layers",
-    "mtp_use_dedicated_embeddings",
-}  # fmt: skip
+HYBRIDS = {*DELTA, "full_attention_interval", "partial_rotary_factor"}  # Qwen3.5
 VISION = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}  # model_type -> that of its text part
 HARMLESS = {  # about the file, generation, or how a program runs the model
     "_name_or_path", "name_or_path", "_model_name_or_path", "_commit_hash", "transformers_version", "torch_dtype",
@@ -98,9 +95,11 @@ class Family:
     only: Mapping[str, Only] = field(default_factory=dict[str, Only])
 
 
-HYBRID_NEEDS = ("num_hidden_layers", "num_key_value_heads", "head_dim", "layer_types or full_attention_interval")
+HYBRID_NEEDS = ("num_hidden_layers", "num_key_value_heads", "head_dim", "layer_types")
 HYBRID_ONLY = {
     "attn_output_gate": Only(values=(True,), why="training always applies this gate"),
+    "mamba_ssm_dtype": Only(values=("float32",), why="training keeps the states of DeltaNet layers in float32"),
+    "mtp_num_hidden_layers": Only(values=(0,), why="an export would lack the layers that predict several tokens"),
     "norm_topk_prob": Only(values=(True,), why="training normalizes a token's expert weights to a sum of 1"),
     "mlp_only_layers": Only(values=([],), why=ALL_EXPERTS),
     "decoder_sparse_step": Only(values=(1,), why=ALL_EXPERTS),
@@ -191,10 +190,15 @@ def check_fields(values: Mapping[str, Any], model: str) -> None:
 
 def _check_layer_types(values: Mapping[str, Any], model: str) -> None:
     """Raise ConfigError unless every nth layer has full attention, as Megatron-Bridge assumes."""
-    types = layer_types(values)
+    types, layers = values["layer_types"] or [], values["num_hidden_layers"]
+    if len(types) != layers:
+        raise ConfigError(
+            f"layer_types of {model} has {len(types)} entries, but num_hidden_layers is {layers}. Correct the list in "
+            "config.json."
+        )
     full = [count for count, kind in enumerate(types, 1) if kind != LINEAR]
-    interval = values.get("full_attention_interval") or (full[0] if full else INTERVAL)
-    if types != layer_types({**values, "layer_types": None, "full_attention_interval": interval}):
+    interval = values.get("full_attention_interval") or (full or [1])[0]
+    if full != list(range(interval, layers + 1, interval)):
         raise ConfigError(
             f"{model} has full attention in layers {full} of {len(types)} (layer_types), but training supports only "
             f"every nth layer, and here n would be {interval}. Use a model with a regular pattern."

@@ -21,7 +21,6 @@ DELTA = {  # field of a hybrid model's config.json -> field of DeltaShape
     "linear_value_head_dim": "value_dim", "linear_conv_kernel_dim": "kernel",
 }  # fmt: skip
 FULL, LINEAR = "full_attention", "linear_attention"  # layer types of a hybrid model
-INTERVAL = 4  # transformers' default for full_attention_interval
 DELTA_CHUNK = 64  # tokens; flash-linear-attention computes a sequence in chunks of this length
 LOGIT_BYTES = 4  # per logit, over forward and backward pass, with memory.fused_cross_entropy (measured)
 PLAIN_LOGIT_BYTES = 14  # the same without memory.fused_cross_entropy
@@ -80,9 +79,12 @@ class DeltaShape:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a request's states in an engine, over all layers, in float32."""
+        """Bytes of a request's states in an engine, over all layers.
+
+        They are in float32, and the convolution's inputs in bfloat16.
+        """
         convolution = (self.kernel - 1) * (2 * self.keys + self.values)
-        return 4 * self.layers * (self.value_heads * self.key_dim * self.value_dim + convolution)
+        return self.layers * (4 * self.value_heads * self.key_dim * self.value_dim + 2 * convolution)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,20 +241,18 @@ class ModelShape:
         """
         return self._mean(self.heads * self.head_dim, self.delta.values if self.delta else 0) + self.used_ffn
 
-    def kv_bytes(self, *, fp8: bool) -> int:
-        """KV cache bytes per token, over all attention layers: one or two bytes per value."""
-        return 2 * self.attention_layers * self.kv_heads * self.head_dim * (1 if fp8 else 2)
+    def kv_bytes(self, *, fp8: bool, tp: int = 1) -> int:
+        """KV cache bytes per token, over all attention layers and an engine's ``tp`` ranks.
+
+        A value takes one or two bytes. Each rank has at least one head, so ranks beyond the number
+        of heads have copies.
+        """
+        return 2 * self.attention_layers * max(self.kv_heads, tp) * self.head_dim * (1 if fp8 else 2)
 
 
 def shape_of_hf_config(config: Any) -> ModelShape:
     """The shape of the text decoder of a transformers PretrainedConfig, as ``shape_of_config``."""
     return shape_of_config(config.get_text_config().to_dict())
-
-
-def layer_types(values: Mapping[str, Any]) -> list[str]:
-    """The type of each layer of a hybrid model's config.json: ``FULL`` or ``LINEAR``."""
-    layers, interval = values["num_hidden_layers"], values.get("full_attention_interval") or INTERVAL
-    return values.get("layer_types") or [LINEAR if (layer + 1) % interval else FULL for layer in range(layers)]
 
 
 def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
@@ -269,7 +269,7 @@ def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
     hybrid = values.get("model_type") in HYBRID
     shared = ("shared_expert_intermediate_size",) if hybrid and experts else ()
     needed = (*NEEDED, width, *shared, *(DELTA if hybrid else ()))
-    missing = [key for key in needed if key not in values]
+    missing = [key for key in (*needed, *(("layer_types",) if hybrid else ())) if key not in values]
     if missing:
         raise ConfigError(
             f"the model's config.json (model_type {values.get('model_type')}) lacks {', '.join(missing)}. Only "
@@ -302,7 +302,7 @@ def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
 
 def _delta_of_config(values: Mapping[str, Any]) -> DeltaShape:
     sizes = {name: values[key] for key, name in DELTA.items()}
-    return DeltaShape(layers=layer_types(values).count(LINEAR), **sizes)
+    return DeltaShape(layers=(values["layer_types"] or []).count(LINEAR), **sizes)
 
 
 def layers_to_recompute(

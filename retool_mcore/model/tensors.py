@@ -11,7 +11,7 @@ from typing import Any
 
 from retool_mcore.errors import CheckpointError
 from retool_mcore.model.files import INDEX, WHOLE, safe_open, tensor_files, write_safetensors
-from retool_mcore.model.shape import FULL, HYBRID, LINEAR, DeltaShape, ModelShape, layer_types, shape_of_config
+from retool_mcore.model.shape import FULL, HYBRID, LINEAR, DeltaShape, ModelShape, shape_of_config
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 UNREAD = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files; computed from the config
@@ -27,7 +27,7 @@ def trained_tensors(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     tensors = {EMBEDDING: (shape.vocab, shape.hidden), "model.norm.weight": (shape.hidden,)}
     if not shape.tied:
         tensors[HEAD] = (shape.vocab, shape.hidden)
-    types = layer_types(values) if kind in HYBRID else [FULL] * shape.layers
+    types: list[str] = values["layer_types"] if kind in HYBRID else [FULL] * shape.layers
     for layer, layer_type in enumerate(types):
         mixer = _delta(shape.hidden, shape.delta) if shape.delta and layer_type == LINEAR else _attention(kind, shape)
         tensors |= {f"model.layers.{layer}.{name}": size for name, size in (*mixer, *_mlp(kind, shape))}

@@ -36,11 +36,14 @@ class Engines:
     ahead: float  # batches in flight in addition to the one that the step waits for
     max_running: int
     kv_tokens: int  # KV cache size per engine
+    state_requests: int | None  # as in RolloutMemory
     lengths: Lengths
     calls: float  # per response; each is followed by a prefill
 
     @staticmethod
-    def of(config: RlConfig, shape: ModelShape, hardware: Hardware, kv_tokens: int, lengths: Lengths) -> "Engines":
+    def of(
+        config: RlConfig, shape: ModelShape, hardware: Hardware, rollout: RolloutMemory, lengths: Lengths
+    ) -> "Engines":
         r, t = config.rollout, config.train
         count = (r.gpus or hardware.count) // r.engine_tp
         if count < 1:
@@ -52,8 +55,8 @@ class Engines:
             shape=shape, hardware=hardware, tp=r.engine_tp, fp8=r.precision == "fp8",
             count=count, responses=t.prompts_per_step * r.group_size / count, group_size=r.group_size,
             ahead=0.0 if t.mode == "sync" else t.prefetch_batches,
-            max_running=r.max_running_requests, kv_tokens=kv_tokens, lengths=lengths,
-            calls=calls_of(config, lengths),
+            max_running=r.max_running_requests, kv_tokens=rollout.kv_tokens, state_requests=rollout.state_requests,
+            lengths=lengths, calls=calls_of(config, lengths),
         )  # fmt: skip
 
     @property
@@ -64,6 +67,8 @@ class Engines:
             self.responses * (1 + self.ahead): "the number of responses in flight",
             self.kv_tokens / self.lengths.context: "the size of the KV cache",
         }
+        if self.state_requests is not None:
+            limits[self.state_requests] = "the memory for states of DeltaNet layers"
         return max(1.0, min(limits)), limits[min(limits)]
 
     def step_s(self, concurrent: float, context: float) -> float:
@@ -81,8 +86,9 @@ class Engines:
             weights / (bandwidth * calibrated("weights_read")),
             2 * shape.compute_params * concurrent / (self.tp * device.flops * calibrated("products")),
         )
-        cached = context * shape.kv_bytes(fp8=False) + (2 * concurrent * shape.delta.state_bytes if shape.delta else 0)
-        cache_s = cached / (bandwidth * calibrated("cache_read"))
+        cached = context * shape.kv_bytes(fp8=False, tp=self.tp)
+        states = 2 * concurrent * shape.delta.state_bytes if shape.delta else 0
+        cache_s = (cached + states) / (bandwidth * calibrated("cache_read"))
         layer_s = calibrated("decode_layer_s")
         if self.tp > 1:
             sent = 2 * 2 * shape.hidden * concurrent * (self.tp - 1) / self.tp
@@ -142,7 +148,7 @@ def decode(
 
     In mode "partial_rollout", a wave generates the responses of several steps.
     """
-    engines = Engines.of(config, shape, hardware, rollout.kv_tokens, lengths)
+    engines = Engines.of(config, shape, hardware, rollout, lengths)
     (slots, limit), tokens = engines.slots, engines.count * engines.responses * lengths.mean
     full_s = engines.step_s(slots, slots * lengths.context)
     if config.train.mode == "async":

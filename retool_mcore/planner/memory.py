@@ -15,7 +15,8 @@ from retool_mcore.platforms.rollout_engines import SGLANG, captured
 NO_LORA = Lora()  # full fine-tuning
 # config.Memory.adam_states -> bytes per parameter for the master weight and both moments
 STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}
-STATES_PER_CACHE = 0.9  # SGLang's mamba_full_memory_ratio: memory of DeltaNet states / of keys and values
+STATES_PER_CACHE = 0.9  # SGLang's default: memory of DeltaNet states / memory of keys and values
+STATES_PER_REQUEST = 5  # SGLang's states per running request; four are for prefixes in the radix cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +49,17 @@ class TrainMemory:
 class RolloutMemory:
     weights: float
     kv_cache: float
+    states: float  # of DeltaNet layers
     training: float  # the idle actor, or the part of it that offloading does not free
     beyond: float  # the engine's activations and graphs, if engine_memory_fraction excludes them
     asleep: float  # memory that an idle, colocated engine keeps while the actor trains
     syncing: float  # during weight sync: the actor and the engine's weights, before the KV cache is allocated
     kv_tokens: int  # KV cache size per engine
+    state_requests: int | None  # running requests for which an engine has states; None without DeltaNet layers
 
     @property
     def total(self) -> float:
-        return self.weights + self.kv_cache + self.training + self.beyond
+        return self.weights + self.kv_cache + self.states + self.training + self.beyond
 
 
 def layer_params_of_rank(shape: ModelShape, parallel: Parallel) -> tuple[float, float]:
@@ -171,20 +174,22 @@ def rollout_memory(
 ) -> RolloutMemory:
     """Memory of one device during rollouts. A negative ``kv_cache`` means the engine does not fit.
 
-    The engine's weights and KV cache take ``engine_memory_fraction`` of the memory that is free
-    next to the actor when the engine starts (SGLang), or of the whole device (vLLM).
-    SGLang reserves a part of the cache for the states of DeltaNet layers (``STATES_PER_CACHE``).
-    ``engine_args`` may limit the number of cache tokens. With ``rollout.gpus``, engines and actor
-    are on different devices.
+    The engine's weights, KV cache and states take ``engine_memory_fraction`` of the memory that is
+    free next to the actor when the engine starts (SGLang), or of the whole device (vLLM). SGLang
+    divides what the weights leave between states of DeltaNet layers and KV cache in a fixed ratio,
+    which ``engine_args`` may set. These may also limit the number of cache tokens. With
+    ``rollout.gpus``, engines and actor are on different devices.
     """
     weights = shape.engine_bytes(fp8=rollout.precision == "fp8") / rollout.engine_tp / GIB
     stays = train.fp8_copies if memory.offload_idle else train.idle  # verl does not offload Transformer Engine's copies
     training = 0.0 if rollout.gpus else stays + train.buffers
     resident = train.weights + train.fp8_copies if memory.offload_idle else train.idle
     share = rollout.engine_memory_fraction * (device.memory_gib - (0.0 if device.engine_counts_all else training))
-    kv_bytes = shape.kv_bytes(fp8=rollout.kv_cache == "fp8") / rollout.engine_tp
+    states_gib, state_requests = _states(shape, rollout, share - weights)
+    kv_bytes = shape.kv_bytes(fp8=rollout.kv_cache == "fp8", tp=rollout.engine_tp) / rollout.engine_tp
     most_tokens = None if device.engine_counts_all else rollout.engine_args.get(SGLANG.cache_argument or "")
-    cache = min(share - weights, float("inf") if most_tokens is None else most_tokens * kv_bytes / GIB)
+    most_gib = float("inf") if most_tokens is None else most_tokens * kv_bytes / GIB
+    cache = min(share - weights - states_gib, most_gib)
     more = max(0, captured_by(rollout, device) - captured(0, rollout.engine_tp))  # in addition to those in engine_gib
     graphs_gib = more * calibrated("graph_request_gib")
     # vLLM has two process groups per engine: its world and tensor parallelism.
@@ -192,9 +197,24 @@ def rollout_memory(
     return RolloutMemory(
         weights=weights,
         kv_cache=cache,
+        states=states_gib,
         training=training,
         beyond=0.0 if device.engine_counts_all else calibrated("engine_gib") + graphs_gib,
         asleep=0.0 if rollout.gpus else asleep,
         syncing=0.0 if rollout.gpus else resident + train.dequantized_matrix + train.buffers + weights,
-        kv_tokens=max(0, round(cache * GIB / (1 + STATES_PER_CACHE if shape.delta else 1) / kv_bytes)),
+        kv_tokens=max(0, round(cache * GIB / kv_bytes)),
+        state_requests=state_requests,
     )
+
+
+def _states(shape: ModelShape, rollout: Rollout, free_gib: float) -> tuple[float, int | None]:
+    """GiB of an engine's DeltaNet states on one device, and the number of requests that can run.
+
+    ``free_gib``: what the weights leave of the engine's share.
+    """
+    if shape.delta is None:
+        return 0.0, None
+    ratio = rollout.engine_args.get(SGLANG.states_argument or "", STATES_PER_CACHE)
+    state_gib = shape.delta.state_bytes / rollout.engine_tp / GIB
+    states = math.floor(max(0.0, free_gib) * ratio / (1 + ratio) / state_gib)
+    return states * state_gib, states // STATES_PER_REQUEST

@@ -13,6 +13,7 @@ from retool_mcore.planner.plan import Plan
 ROLLOUT_PARTS = {
     "weights": "engine weights",
     "kv_cache": "KV cache",
+    "states": "DeltaNet states",
     "training": "idle actor",
     "beyond": "engine buffers",
 }
@@ -97,8 +98,11 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     yield f"  training   {'total':<14}{plan.training_gib:8.1f}"
     if plan.rollout is not None:
         for name, label in ROLLOUT_PARTS.items():
-            yield f"  rollout    {label:<14}{getattr(plan.rollout, name):8.1f}"
+            if value := getattr(plan.rollout, name):
+                yield f"  rollout    {label:<15}{value:7.1f}"
         room = f"KV cache for {plan.rollout.kv_tokens:,} tokens per engine"
+        if plan.rollout.state_requests is not None:
+            room += f", DeltaNet states for {plan.rollout.state_requests:,} running requests"
         yield f"  rollout    {'total':<14}{plan.rollout.total:8.1f}   {room}"
         if plan.rollout.syncing:
             yield f"  sync       {'total':<14}{plan.rollout.syncing:8.1f}   weights of the actor and an engine"

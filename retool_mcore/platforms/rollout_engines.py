@@ -30,6 +30,8 @@ class RolloutEngine:
     graphs_argument: str | None = None
     # The argument for the KV cache's size in tokens. None: only its memory fraction limits it.
     cache_argument: str | None = None
+    # The argument for the memory of DeltaNet states, relative to that of the KV cache.
+    states_argument: str | None = None
     # The argument that selects a speculative algorithm, and the algorithms without draft weights.
     draft_argument: str | None = None
     drafts_without_weights: tuple[str, ...] = ()
@@ -82,6 +84,7 @@ SGLANG = RolloutEngine(
     arguments_class=("sglang", "srt/server_args.py", "ServerArgs"),
     graphs_argument="cuda_graph_max_bs_decode",  # has no effect on a CPU
     cache_argument="max_total_tokens",
+    states_argument="mamba_full_memory_ratio",
     draft_argument="speculative_algorithm",
     drafts_without_weights=("NGRAM",),
 )

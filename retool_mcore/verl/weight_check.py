@@ -15,6 +15,7 @@ import torch.distributed as dist
 from retool_mcore.platforms.weight_sums import Sums, checksum, sums_of
 
 _LAYER = re.compile(r".*\blayers\.\d+\.")
+_IN_FLOAT32 = ".A_log"  # the decay of a DeltaNet layer, which SGLang stores in float32
 
 
 class SentWeights:
@@ -36,7 +37,8 @@ class SentWeights:
         prefix = self._layers[self._syncs % len(self._layers)] if self._layers else ""
         for name, weight in weights:
             if name.startswith(prefix):
-                self._sent.append((name, str(weight.dtype), weight.numel(), checksum(weight)))
+                stored = weight.float() if name.endswith(_IN_FLOAT32) else weight
+                self._sent.append((name, str(stored.dtype), stored.numel(), checksum(stored)))
             yield name, weight
         self._layers = self._layers or list(dict.fromkeys(layer_of(name) for name, *_ in self._sent))
         self._syncs += 1
@@ -69,7 +71,9 @@ def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
 
 
 def _is_replica(name: str, sums: tuple[str, int, int], actor: Sums) -> bool:
-    return name in actor and actor[name][:2] == sums[:2]
+    layer = layer_of(name)
+    names = (name, f"{layer}self_attn.{name.removeprefix(layer)}")  # SGLang's Qwen3.5 has no self_attn in its names
+    return any(each in actor and actor[each][:2] == sums[:2] for each in names)
 
 
 def _by_layer(ranks: Sequence[Sums]) -> dict[str, dict[str, tuple[int, int]]]:

@@ -39,10 +39,11 @@ MOE = {
 EXPERTS = MOE | {"num_experts": 16}
 HYBRID = {
     "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "head_dim": 16,
-    "full_attention_interval": 3, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"], "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 TIED = {"tie_word_embeddings": True, "num_hidden_layers": 4}
+EVERY_SECOND = {"layer_types": ["linear_attention", "full_attention"] * 2}
 LONG = ("data.max_length_tokens=40000", "train.micro_batch_tokens=40000")
 DENSE = "parallel.ep=1"
 EIGHT = "configs/sft_qwen3_30b_a3b_h200x8.toml"
@@ -80,11 +81,8 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
         (EXPERTS, ("lora.rank=8",), r"lora\.rank = 8, but .* has 16 experts, which cannot have adapters"),
         (HYBRID, (DENSE, "lora.rank=8"), r"lora\.rank = 8, but .* has 2 DeltaNet layers, which cannot have adapters"),
         (TIED, (DENSE, "parallel.pp=2", "parallel.vpp=2"), r"vpp = 2, but .* tied embeddings"),
-        (
-            HYBRID | TIED | {"full_attention_interval": 2},
-            (DENSE, "parallel.pp=2"),
-            r"pp = 2, but .* tied .* and DeltaNet layers",
-        ),
+        (HYBRID | TIED | EVERY_SECOND, (DENSE, "parallel.pp=2"), r"pp = 2, but .* tied .* and DeltaNet layers"),
+        (HYBRID, (DENSE, "model.fp8=tensorwise"), r'= "tensorwise", but .* 2 DeltaNet layers.* Set model\.fp8 = "off"'),
         (HYBRID, (DENSE, "parallel.cp=8"), r"parallel\.tp \* cp = 8 does not divide the 4 key heads of the DeltaNet"),
         (EXPERTS, LONG, r"sequences of 40000 tokens exceed max_position_embeddings = 32768 .*Lower data\.max_len"),
     ],
@@ -96,14 +94,35 @@ def test_a_layout_that_does_not_fit_the_model_is_one_error(
         check(tmp_path, experts, *settings)
 
 
-def test_router_replay_is_for_experts_and_an_engine_splits_its_heads(tmp_path: Path):
-    write_model(tmp_path, SHAPE)
-    eight = [f"model.path={tmp_path}", "rollout.engine_tp=8"]
-    with pytest.raises(ConfigError, match=r"rollout\.engine_tp = 8 does not divide the 4 attention heads"):
-        check_model(load_config(RlConfig, "configs/rl_qwen2.5_7b_h200x8.toml", eight))
-    settings = [f"model.path={tmp_path}", "algorithm.router_replay=R2"]
-    with pytest.raises(ConfigError, match=r"algorithm\.router_replay = 'R2': .* has no experts"):
-        check_model(load_config(RlConfig, "configs/rl_tiny_cpu.toml", settings))
+PLAIN = ("memory.recompute=full", "train.micro_batch_tokens=18432")
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "message"),
+    [
+        ({}, ("rollout.engine_tp=8",), r"rollout\.engine_tp = 8 does not divide the 4 attention heads"),
+        ({}, ("algorithm.router_replay=R2", *PLAIN), r"algorithm\.router_replay = 'R2': .* has no experts"),
+        (
+            HYBRID | {"linear_num_key_heads": 2}, ("rollout.engine_tp=4",),
+            r"rollout\.engine_tp = 4 does not divide the 2 key heads of the DeltaNet layers",
+        ),
+        (
+            HYBRID | {"linear_num_value_heads": 6}, ("rollout.engine_tp=4",),
+            r"rollout\.engine_tp = 4 does not divide the 6 value heads of the DeltaNet layers",
+        ),
+        (
+            HYBRID, ("rollout.precision=fp8", "algorithm.importance_sampling=token"),
+            r'precision = "fp8", but .* 2 DeltaNet layers, whose weights .* Set rollout\.precision = "model"',
+        ),
+    ],
+)  # fmt: skip
+def test_an_rl_run_that_does_not_fit_the_model_is_one_error(
+    tmp_path: Path, more: dict[str, Any], settings: tuple[str, ...], message: str
+):
+    write_model(tmp_path, SHAPE | more)
+    run = load_config(RlConfig, "configs/rl_qwen2.5_7b_h200x8.toml", [f"model.path={tmp_path}", *settings])
+    with pytest.raises(ConfigError, match=message):
+        check_model(run)
 
 
 def test_a_shape_is_read_from_its_fields_and_their_defaults():
@@ -129,6 +148,7 @@ def test_parameters_and_memory_by_hand():
     assert (dense.kept_bytes, moe.kept_bytes) == (2 * (8 + 12 + 6 + 15), 2 * (8 + 12 + 6 + 30))
     assert (dense.fp8_values, moe.fp8_values) == (6 + 5, 6 + 10)
     assert [dense.kv_bytes(fp8=fp8) for fp8 in (False, True)] == [24, 12]
+    assert dense.kv_bytes(fp8=False, tp=2) == 48, "each rank has the one head"
     for fused, logit_bytes in ((True, 4), (False, 14)):
         assert token_memory(dense, fused_cross_entropy=fused) == (1 + logit_bytes * 7 / 82, 8 / 82)
 
@@ -157,7 +177,7 @@ def test_a_hybrid_models_parameters_memory_and_flops_by_hand():
     assert dense.kept_bytes == 2 * (8 + (attention + 3 * kept) / 4 + 15)
     assert moe.kept_bytes - dense.kept_bytes == 2 * 3 * (5 + 3)
     assert dense.kv_bytes(fp8=False) == 2 * 3 * 2, "of one layer"
-    assert dense.delta and dense.delta.state_bytes == 3 * 4 * (20 + 3 * 14)
+    assert dense.delta and dense.delta.state_bytes == 3 * (4 * 20 + 2 * 3 * 14)
 
 
 def test_a_hybrid_model_counts_the_flops_of_verl():

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.usefixtures("verl_on_cpu")
 Weights = dict[str, torch.Tensor]
 NAMES = ("model.embed_tokens.weight", "model.layers.0.norm.weight", "model.layers.0.up_proj.weight",
          "model.layers.1.up_proj.weight", "model.norm.weight")  # fmt: skip
+HYBRID = ("model.layers.2.linear_attn.A_log", "model.layers.2.linear_attn.out_proj.weight",
+          "model.layers.3.self_attn.q_norm.weight", "model.layers.3.self_attn.o_proj.weight")  # fmt: skip
 
 
 def sums_of_tensors(weights: Weights) -> Sums:
@@ -44,6 +46,30 @@ def test_a_sharded_engine_is_compared_whole_but_for_what_it_holds_in_another_for
     quantized = {NAMES[3]: weights[NAMES[3]].to(torch.float8_e4m3fn)}
     padded = {NAMES[0]: torch.zeros(10, 6, dtype=torch.bfloat16)}
     assert different(weights | quantized | padded) == []
+
+
+def test_no_layer_of_a_hybrid_engine_is_skipped(monkeypatch: pytest.MonkeyPatch):
+    """SGLang stores A_log in float32, and its names lack self_attn."""
+    from retool_mcore.verl import weight_check
+
+    weights = {name: torch.randn(4, 6).to(torch.bfloat16) for name in HYBRID}
+    monkeypatch.setattr(weight_check.dist, "get_rank", lambda: 0)
+    engine: Any = SimpleNamespace(get_per_tensor_param=lambda **_: (iter(weights.items()), None))
+    sent = weight_check.SentWeights(engine)
+    list(engine.get_per_tensor_param()[0])
+
+    def different(held: Weights) -> list[str]:
+        stored = {name.replace(".self_attn", ""): each for name, each in held.items()}
+        stored[HYBRID[0]] = stored[HYBRID[0]].float()
+        ranks = [
+            {name: each if "norm" in name else each.chunk(2)[rank] for name, each in stored.items()}
+            for rank in range(2)
+        ]
+        return weight_check.different_layers(sent.sums()[1], [sums_of_tensors(rank) for rank in ranks])
+
+    assert different(weights) == []
+    for name in (HYBRID[0], HYBRID[1], HYBRID[3]):
+        assert different(weights | {name: -weights[name]}) == [weight_check.layer_of(name)]
 
 
 def test_the_first_sync_sums_all_weights_and_later_ones_a_layer_each(weights: Weights, monkeypatch: pytest.MonkeyPatch):
