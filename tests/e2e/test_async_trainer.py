@@ -4,8 +4,10 @@ one is the SGLang server.
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +29,7 @@ SETTINGS += ("optim.lr=3e-4", "algorithm.kl_coef=0.01", "algorithm.importance_sa
 SETTINGS += ("validation.every=3", "checkpoint.every_steps=1", "checkpoint.keep=3", "rollout.record_groups=8")
 
 
-def logprobs(row: dict, model: torch.nn.Module) -> list[float]:
+def logprobs(row: dict, model: Callable[[torch.Tensor], Any]) -> list[float]:
     """Those of the response's tokens, by the model."""
     tokens = torch.tensor([row["prompt_ids"] + row["response_ids"]])
     with torch.no_grad():
@@ -36,7 +38,7 @@ def logprobs(row: dict, model: torch.nn.Module) -> list[float]:
     return [float(logprobs_TV[start + at, token]) for at, token in enumerate(row["response_ids"])]
 
 
-def of_its_version(row: dict, version: int, model: torch.nn.Module) -> list[tuple[float, float]]:
+def of_its_version(row: dict, version: int, model: Callable[[torch.Tensor], Any]) -> list[tuple[float, float]]:
     """Of the response's tokens of one version: the engine's log-probability, and the model's."""
     tokens = zip(row["logprobs"], logprobs(row, model), row["loss_mask"], row["versions"], strict=True)
     return [(engine, actor) for engine, actor, own, of_token in tokens if own and of_token == version]
