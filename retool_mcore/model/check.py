@@ -44,6 +44,11 @@ def check_model(config: RunConfig) -> None:
             raise ConfigError(
                 f"{config.source}: {name} = {ways} does not divide the {count} {what} of {config.model.path}."
             )
+    if shape.tied and config.parallel.vpp > 1:
+        raise ConfigError(
+            f"{config.source}: parallel.vpp = {config.parallel.vpp}, but {config.model.path} has tied embeddings, and "
+            "Megatron-Bridge 0.5.1 cannot load such a model with virtual pipeline stages. Set parallel.vpp = 1."
+        )
     experts = shape.experts
     if config.parallel.ep > 1 and (not experts or experts % config.parallel.ep):
         raise ConfigError(

@@ -42,6 +42,7 @@ HYBRID = {
     "full_attention_interval": 3, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
+TIED = {"tie_word_embeddings": True, "num_hidden_layers": 4}
 LONG = ("data.max_length_tokens=40000", "train.micro_batch_tokens=40000")
 DENSE = "parallel.ep=1"
 EIGHT = "configs/sft_qwen3_30b_a3b_h200x8.toml"
@@ -73,6 +74,7 @@ def test_experts_are_found_by_both_names(tmp_path: Path, name: str):
         (EXPERTS, ("parallel.tp=4", "parallel.ep=2"), "parallel.tp = 4 does not divide the 2 key-value heads"),
         ({}, (DENSE, "parallel.tp=8"), "parallel.tp = 8 does not divide the 4 attention heads"),
         ({}, (DENSE, "parallel.pp=8"), "parallel.pp = 8 does not divide the 3 layers"),
+        (TIED, (DENSE, "parallel.pp=2", "parallel.vpp=2"), r"parallel\.vpp = 2, but .* has tied embeddings"),
         ({}, (DENSE, "parallel.etp=2"), r"parallel\.etp = 2: .* has no experts"),
         ({}, (DENSE, "experts.load_balancing={aux_loss=0.1}"), r"load_balancing = \{'aux_loss': 0\.1\}: .* has no exp"),
         (EXPERTS | {"moe_intermediate_size": 44}, (DENSE, "parallel.etp=8"), r"etp = 8 does not divide the 44 hidden"),
