@@ -64,7 +64,7 @@ install-ascend:
 	$(IMAGE_PYTHON) -c 'import torch, torch_npu' || \
 	  { echo "error: $(IMAGE_PYTHON) has no torch with torch_npu. Start from the CANN image that ascend/README.md names." >&2; exit 2; }
 	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --constraint ascend/overrides.txt --editable '.[ascend]'
-	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --no-deps 'megatron-bridge>=0.5,<0.5.2'
+	$(IMAGE_PYTHON) -m pip --disable-pip-version-check install --quiet --no-deps 'megatron-bridge>=0.5,<0.5.3'
 
 # Run two folders at a time, because a starting engine leaves a core idle for half of the time. A failure
 # does not stop the others. CI also runs lint and docs: EXTRA="lint docs".

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 VERSIONS = {
     "torch": ">=2.9,<2.14",
     "megatron-core": ">=0.18,<0.19",  # on Ascend 0.18.0, elsewhere 0.18.2
-    "megatron-bridge": ">=0.5,<0.5.2",  # on Ascend 0.5.0, elsewhere 0.5.1
+    "megatron-bridge": ">=0.5,<0.5.3",  # on Ascend 0.5.0, elsewhere 0.5.1; verl's index of wheels has a 0.5.2
     "transformer-engine": ">=2.11,<2.12",  # 2.13 needs cuBLAS 13.2, torch 2.11 has 13.1; 2.12 is untested
     "verl": "==0.9.1",
     "sglang": "==0.5.14",

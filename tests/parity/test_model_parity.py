@@ -1,8 +1,8 @@
 """A model is what its config.json says: Megatron's log-probabilities are those of transformers.
 
-Real verl TrainingWorker and mbridge, tiny random models, float32, one process and two over gloo.
-Lengths are below and above the context before the scaling. A step at learning rate 0 and an export
-give the model back.
+Real verl TrainingWorker and Megatron-Bridge, tiny random models, float32, one process and two over
+gloo. Lengths are below and above the context before the scaling. A step at learning rate 0 and an
+export give the model back.
 """
 
 import json

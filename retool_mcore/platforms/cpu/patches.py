@@ -129,14 +129,6 @@ def _send_by_pickle(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_weights
 
 
-def _router_logits(
-    inp: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, router_dtype: torch.dtype
-) -> torch.Tensor:
-    """Logits [..., E] of ``inp`` [..., H] and ``weight`` [E, H], in ``router_dtype``."""
-    bias_E = None if bias is None else bias.to(router_dtype)
-    return torch.nn.functional.linear(inp.to(router_dtype), weight.to(router_dtype), bias_E)
-
-
 def _counts_on_the_host(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -326,8 +318,7 @@ ENGINE_PATCHES = (
             _torch_seen_by(f"{_CORE}pipeline_parallel.schedules", "zeros"),  # the token count
             _torch_seen_by(f"{_CORE}models.common.embeddings.rope_utils", "tensor"),  # rotary indices, pinned, with CP
             _torch_seen_by(f"{_CORE}dist_checkpointing.exchange_utils", "empty_like"),  # tensors of another rank
-            Change(f"{_CORE}distributed.distributed_data_parallel.torch", None, _one_stream),  # for its collectives
-            Change("megatron.training.models.dist_utils.torch", None, _one_stream),  # to build its buffers
+            Change("megatron.training.models.dist_utils.torch", None, _one_stream),  # to build DDP's buffers
             # The fork of the RNG tracker sets torch.cuda.default_generators, which is empty here.
             Change(
                 f"{_CORE}tensor_parallel.random._set_cuda_rng_state",
@@ -350,17 +341,11 @@ ENGINE_PATCHES = (
             ),
             # Ranks gather different numbers of tokens, which NCCL supports and gloo does not.
             Change(f"{_CORE}tensor_parallel.mappings.torch", None, _uneven_collectives),
-            # The router's GEMM uses a function of Transformer Engine, which is not installed.
-            Change(
-                f"{_CORE}transformer.moe.router.router_gating_linear",
-                ("inp", "weight", "bias", "router_dtype"),
-                _always(_router_logits),
-            ),
         ),
-        reason="Megatron-core's experts assume CUDA streams, NCCL and Transformer Engine",
+        reason="Megatron-core's experts assume CUDA streams and NCCL",
         gain="Without it no model with experts trains on a CPU",
         applies_to=MEGATRON,
-        remove_when="Megatron-core's token dispatcher and router work on CPU tensors",
+        remove_when="Megatron-core's token dispatcher works on CPU tensors",
     ),
     Patch(
         changes=(

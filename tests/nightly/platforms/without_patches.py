@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import multiprocessing
 import os
 import shutil
 import socket
@@ -22,14 +21,14 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from retool_mcore.errors import CheckpointError
 from retool_mcore.platforms import get_platform
 from retool_mcore.platforms.patches_verl import MIN_MICRO_BATCHES
 from tests.parity import host_reads, megatron_ranks
 from tests.parity.host_reads import known_tokens, reads
-from tests.unit.platforms import doors
-from tests.unit.platforms.test_prefills import Scheduling
+from tests.unit.platforms import doors, test_prefills
 
 
 def join_gloo() -> None:
@@ -132,7 +131,7 @@ class Probes:
         """Two roles are saved at the same time; the first asks for its results last."""
         from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-        actor, critic = (filesystem_async._get_write_results_queue() for _ in range(2))
+        actor, critic = (filesystem_async.get_write_results_queue() for _ in range(2))
         actor.put("the actor's")
         critic.put("the critic's")
         return f"{critic.get_nowait()} for the critic, {actor.get_nowait()} for the actor"
@@ -272,35 +271,53 @@ class Probes:
         return repr([[each.__self__ is chunk for each, chunk in zip(found, chunks, strict=True)]
                      for found in (config.no_sync_func, config.grad_sync_func)])  # fmt: skip
 
-    def log_probabilities_beyond_the_original_context(self) -> str:
+    def writer_of_an_asynchronous_save(self) -> str:
+        """Megatron's writer that verl gets without naming one."""
+        from megatron.core.dist_checkpointing.strategies import fully_parallel, torch
+
+        base: Any = SimpleNamespace(async_save=lambda state, folder, strategy: torch.get_async_strategy(strategy))
+        strategy = fully_parallel.FullyParallelSaveStrategyWrapper(base)
+        with mock.patch.object(strategy, "apply_saving_parallelization"):
+            name, _ = strategy.async_save({}, self.folder)
+        return str(name)
+
+    def final_norm_with_sequence_parallelism(self) -> str:
+        from megatron.core.transformer import TransformerConfig, transformer_block
+
+        config = TransformerConfig(
+            num_layers=1, hidden_size=8, num_attention_heads=2, normalization="RMSNorm", tensor_model_parallel_size=2,
+            sequence_parallel=True,
+        )  # fmt: skip
+        return type(transformer_block.LayerNormImpl(config=config, hidden_size=8, eps=1e-5)).__name__
+
+    def log_probabilities(self, kind: str, **rope: Any) -> str:
         join_gloo()
-        rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e3}
-        model = str(megatron_ranks.make_model(self.folder / "yarn", rope_parameters=rope))
+        more: dict[str, Any] = {"sliding_window": None} if kind == "mistral" else {}
+        rope |= {"factor": 4.0, "rope_theta": 1e3}
+        model = str(megatron_ranks.make_model(self.folder / f"{kind}_scaled", kind, rope_parameters=rope, **more))
         return repr(megatron_ranks.run({"model": model, "actions": [["logprobs", [list(range(2, 42))]]]}))
 
-    def head_of_a_tied_llama(self) -> str:
-        """The name that the output layer of its last pipeline stage is read by."""
-        from mbridge.models.llama import LLaMABridge
+    def mistral_with_yarn(self) -> str:
+        return self.log_probabilities("mistral", rope_type="yarn", original_max_position_embeddings=16)
 
-        bridge: Any = LLaMABridge.__new__(LLaMABridge)
-        bridge.hf_config = SimpleNamespace(tie_word_embeddings=True)
-        bridge._adjust_mapping_for_shared_weights()
-        return repr(bridge._weight_name_mapping_mcore_to_hf("output_layer.weight"))
-
-    def load_a_model_with_more_biases(self) -> str:
+    def biases_that_training_lacks_and_linear_scaling(self) -> str:
         join_gloo()
-        model = str(megatron_ranks.make_model(self.folder / "biased", "llama", attention_bias=True))
+        model = str(megatron_ranks.make_model(self.folder / "biased", "qwen3", attention_bias=True))
         try:
             megatron_ranks.run({"model": model, "actions": []})
+            biases = "ignored"
         except CheckpointError as refused:
-            return "refused" if "self_attn.o_proj.bias" in str(refused) else repr(refused)
-        return "loaded"
+            biases = "refused" if "self_attn.o_proj.bias" in str(refused) else repr(refused)
+        return f"{biases}, {self.log_probabilities('qwen2', rope_type='linear')}"
 
     def batched_prefills(self) -> str:
-        """The number of prefills for 30 requests that come one before each step of 200 others."""
+        """The number of prefills for 31 requests that come one before each step of 200 others."""
         from sglang.srt.managers.scheduler import Scheduler
 
-        made = list(Scheduling(200).prefills(Scheduler.get_new_batch_prefill, 31, every=1))
+        scheduling: Any = test_prefills.Scheduling(200)
+        scheduling._get_new_batch_prefill_raw = lambda **_: test_prefills.sglangs_choice(scheduling)
+        with mock.patch.object(test_prefills, "choose", Scheduler.get_new_batch_prefill):
+            made = list(scheduling.prefills(31, every=1))
         return f"{len(made)} prefills of {sum(size for _, size in made)}"
 
     def micro_batches_of_a_batch(self) -> str:
@@ -350,21 +367,10 @@ class Probes:
                 found.append(str(seen))
         return repr(found)
 
-    def save_whose_writer_is_killed(self) -> str:
-        from tests.parity.writers import KILLED, write
 
-        fork = multiprocessing.get_context("fork")
-        process = fork.Process(target=write, args=(self.folder / "killed_writer", 2, KILLED))
-        process.start()
-        process.join(timeout=15)
-        waits = process.is_alive()
-        process.kill()
-        return "it waits" if waits else "it has ended"
-
-
-WRITERS = "megatron.core.dist_checkpointing.strategies.filesystem_async."
+STRATEGIES = "megatron.core.dist_checkpointing.strategies."
 SET_STATES = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._set_main_param_and_optimizer_states"
-ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngineWith"
+ENGINES = "verl.workers.engine.megatron.transformer_impl.MegatronEngine"
 OF_HYBRIDS = (
     "megatron.core.models.gpt.experimental_attention_variant_module_specs._get_backend_spec_provider",
     *(
@@ -374,8 +380,8 @@ OF_HYBRIDS = (
 )
 CONFIGS = "sglang.srt.configs.model_config."
 PROBES = {
-    f"{WRITERS}_get_write_results_queue": Probes.results_of_two_saves,
-    f"{WRITERS}FileSystemWriterAsync.write_preloaded_data_multiproc": Probes.save_whose_writer_is_killed,
+    f"{STRATEGIES}filesystem_async.get_write_results_queue": Probes.results_of_two_saves,
+    f"{STRATEGIES}fully_parallel.FullyParallelSaveStrategyWrapper.async_save": Probes.writer_of_an_asynchronous_save,
     SET_STATES: Probes.resume_from_a_reshardable_checkpoint,
     "megatron.core.dist_checkpointing.exchange_utils.torch": Probes.shard_that_another_rank_has_read,
     "torch.distributed.init_process_group": Probes.join_group,
@@ -384,11 +390,10 @@ PROBES = {
     "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill": Probes.batched_prefills,
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
     "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
-    "mbridge.core.llm_bridge.LLMBridge._model_provider": Probes.log_probabilities_beyond_the_original_context,
-    "mbridge.models.llama.LLaMABridge._adjust_mapping_for_shared_weights": Probes.head_of_a_tied_llama,
-    "mbridge.core.bridge.Bridge.load_weights": Probes.load_a_model_with_more_biases,
-    f"{ENGINES}LMHead.forward_step": Probes.micro_batch_on_its_way,
-    f"{ENGINES}ValueHead.forward_step": Probes.micro_batch_on_its_way,
+    f"{ENGINES}._build_tf_config": Probes.biases_that_training_lacks_and_linear_scaling,
+    "megatron.bridge.models.mistral.mistral_bridge.MistralBridge.provider_bridge": Probes.mistral_with_yarn,
+    f"{ENGINES}WithLMHead.forward_step": Probes.micro_batch_on_its_way,
+    f"{ENGINES}WithValueHead.forward_step": Probes.micro_batch_on_its_way,
     "verl.models.mcore.model_forward.preprocess_thd_engine": Probes.pack_and_unpack,
     "verl.models.mcore.model_forward.postprocess_thd_engine": Probes.pack_and_unpack,
     "verl.models.mcore.model_forward_fused.preprocess_thd_engine": Probes.pack_and_unpack,
@@ -398,7 +403,7 @@ PROBES = {
     "megatron.core.transformer.moe.token_dispatcher.torch": Probes.train_experts,
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": Probes.exchange_of_tokens,
     "megatron.core.tensor_parallel.mappings.torch": Probes.tokens_of_two_ranks,
-    "megatron.core.transformer.moe.router.router_gating_linear": Probes.train_experts,
+    "megatron.core.transformer.transformer_block.LayerNormImpl": Probes.final_norm_with_sequence_parallelism,
     "verl.workers.rollout.sglang_rollout.sglang_rollout.sgl_update_weights": Probes.weights_for_sglang,
     "torch.Tensor.pin_memory": Probes.copy_of_the_weights,
     "sglang.srt.state_capturer.base.torch": Probes.memory_for_the_experts_of_tokens,
@@ -415,9 +420,7 @@ PROBES = {
 }
 
 
-PROVEN_IN_PARITY = {
-    "mbridge.core.bridge.Bridge.export_weights",  # test_expert_exports.py
-    # test_reshard.py, in pipeline stages
+PROVEN_IN_PARITY = {  # test_reshard.py, in pipeline stages
     "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._compute_per_buffer_param_layout",
 }
 

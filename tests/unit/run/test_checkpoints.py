@@ -274,7 +274,7 @@ def test_a_setting_that_the_saved_state_depends_on_is_refused_and_no_other(
             r"saved on tp 2, .*dp 1, but the run's layout is tp 1, pp 1, vpp 1, cp 1, ep 1, dp 2\. .*reshardable",
         ),
         ((*TP2, RESHARDABLE), PP2, ""),
-        # Megatron-core 0.16.1 raises KeyError: 'optimizer' for ep 2 to ep 1.
+        # Megatron-core 0.18.2 raises KeyError: 'optimizer' for ep 2 to ep 1.
         ((*DP2, "parallel.ep=2", RESHARDABLE), DP2, r"ep 1, dp 2\. .* may not change\. Set parallel\.ep = 2, or start"),
     ],
 )
