@@ -54,7 +54,7 @@ def test_a_plan_has_the_states_and_the_cache_of_sglang(
 
 
 def pools(shape: ModelShape, tp: int, free_gib: float, ratio: float, patch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Running requests and cache tokens of an engine with ``free_gib`` for both, by SGLang on CUDA."""
+    """Requests and cache tokens of an engine with ``free_gib`` for both, by SGLang on CUDA."""
     get_platform("cpu").activate()
     from sglang.srt.layers import dp_attention
     from sglang.srt.model_executor import pool_configurator
