@@ -190,7 +190,8 @@ def check_fields(values: Mapping[str, Any], model: str) -> None:
 
 def _check_layer_types(values: Mapping[str, Any], model: str) -> None:
     """Raise ConfigError unless every nth layer has full attention, as Megatron-Bridge assumes."""
-    types, layers = values["layer_types"] or [], values["num_hidden_layers"]
+    types: list[str] = values["layer_types"] or []
+    layers: int = values["num_hidden_layers"]
     if len(types) != layers:
         raise ConfigError(
             f"layer_types of {model} has {len(types)} entries, but num_hidden_layers is {layers}. Correct the list in "

@@ -302,7 +302,8 @@ def shape_of_config(values: Mapping[str, Any]) -> ModelShape:
 
 def _delta_of_config(values: Mapping[str, Any]) -> DeltaShape:
     sizes = {name: values[key] for key, name in DELTA.items()}
-    return DeltaShape(layers=(values["layer_types"] or []).count(LINEAR), **sizes)
+    types: list[str] = values["layer_types"] or []
+    return DeltaShape(layers=types.count(LINEAR), **sizes)
 
 
 def layers_to_recompute(
