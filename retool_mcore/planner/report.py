@@ -60,8 +60,8 @@ def refusal(plan: Plan, hardware: Hardware) -> str:
         need_gib, what = max((rollout.total, "rollout"), (rollout.syncing, "the weight sync"))
         return (
             f"{what} does not fit: it needs {need_gib:.1f} GiB of each {device}, which has {plan.device_gib:.1f}. "
-            "Lower rollout.engine_memory_fraction, set memory.offload_idle, raise parallel.tp and rollout.engine_tp, "
-            'or set rollout.precision = "fp8"'
+            "Lower rollout.engine_memory_fraction, set memory.offload_idle, or raise parallel.tp and rollout.engine_tp"
+            + (', or set rollout.precision = "fp8"' if rollout.state_requests is None else "")
         )
     parts = asdict(plan.train) | {"engine": plan.training_gib - plan.train.total}
     largest = max(parts, key=lambda name: parts[name])

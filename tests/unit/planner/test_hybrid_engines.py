@@ -1,7 +1,7 @@
 """An engine of Qwen3.5 has the states and the KV cache that SGLang's own functions compute."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from retool_mcore.planner.generation import decode
 from retool_mcore.planner.hardware import GIB, parse
 from retool_mcore.planner.lengths import Lengths
 from retool_mcore.planner.plan import make_plan
-from retool_mcore.planner.report import report
+from retool_mcore.planner.report import refusal, report
 from retool_mcore.platforms import get_platform
 from tests.unit.planner.plans import rl
 
@@ -53,8 +53,15 @@ def test_a_plan_has_the_states_and_the_cache_of_sglang(
     assert f"DeltaNet states{rollout.states:7.1f}" in text
 
 
+def test_a_plan_that_does_not_fit_does_not_advise_what_a_run_refuses():
+    devices = parse("h100x8")
+    plan = make_plan(rl("rl_qwen2.5_7b_h200x8", "rollout.engine_memory_fraction=0.9"), PUBLISHED["Qwen3.5-9B"], devices)
+    advice = refusal(plan, devices)
+    assert "rollout does not fit" in advice and "rollout.precision" not in advice
+
+
 def pools(shape: ModelShape, tp: int, free_gib: float, ratio: float, patch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Requests and cache tokens of an engine with ``free_gib`` for both, by SGLang on CUDA."""
+    """Running requests and cache tokens of an engine on CUDA that has ``free_gib`` for both."""
     get_platform("cpu").activate()
     from sglang.srt.layers import dp_attention
     from sglang.srt.model_executor import pool_configurator
@@ -63,7 +70,7 @@ def pools(shape: ModelShape, tp: int, free_gib: float, ratio: float, patch: pyte
 
     from retool_mcore.platforms.sglang_models.qwen3_5_config import TextConfig
 
-    delta, functions = shape.delta, ModelRunnerKVCacheMixin
+    delta, functions = shape.delta, cast(Any, ModelRunnerKVCacheMixin)
     assert delta
     types = ["linear_attention"] * delta.layers + ["full_attention"] * shape.attention_layers
     config = TextConfig(
@@ -87,5 +94,4 @@ def pools(shape: ModelShape, tp: int, free_gib: float, ratio: float, patch: pyte
     token_bytes = pool_configurator.DefaultPoolConfigurator._compute_cell_size(  # pyright: ignore[reportPrivateUsage]
         runner, runner, shape.attention_layers
     )
-    states_per_request = functions._calculate_mamba_ratio(runner)  # pyright: ignore[reportPrivateUsage]
-    return args.max_mamba_cache_size // states_per_request, round(left_gib * GIB / token_bytes)
+    return args.max_mamba_cache_size // functions._calculate_mamba_ratio(runner), round(left_gib * GIB / token_bytes)
