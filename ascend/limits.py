@@ -15,7 +15,7 @@ from typing import Literal
 from retool_mcore.config import RlConfig, RunConfig
 from retool_mcore.errors import ConfigError
 
-VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed core_r0.18.0", "vllm-ascend 0.23.0"
+VERL, MINDSPEED, VLLM_ASCEND = "verl 0.9.1", "MindSpeed 4213c913", "vllm-ascend 0.23.0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,26 @@ TABLE: tuple[Row, ...] = (
         cuda="[parallel] tp, pp, vpp, ep, etp; sequence parallelism; distributed optimizer; packed sequences",
         ascend="the same keys of verl's Megatron engine",
         kind="same",
-        reason="MegatronAdaptor and MindSpeed patch Megatron-core underneath",
-        seen_in=VERL,
+        reason="MegatronAdaptor and MindSpeed patch Megatron-core underneath. MindSpeed's page for verl excludes vpp "
+        "with mbridge, and says nothing of Megatron-Bridge",
+        seen_in=f"{VERL}, {MINDSPEED}'s docs/zh/user-guide/verl.md",
+    ),
+    Row(
+        cuda="models with experts, such as Qwen3-30B-A3B",
+        ascend="the same, with a later MindSpeed than 4213c913",
+        kind="same",
+        reason="4213c913 refuses the grouped matrix products that Megatron-Bridge enables: a run ends when it builds "
+        "the model, with MindSpeed's NotImplementedError. verl's examples for Qwen3.5-35B-A3B and GLM-5.2 train "
+        "experts with later commits of MindSpeed's branch core_r0.18.0",
+        seen_in=f"{MINDSPEED}, verl #7335 and #7788",
+    ),
+    Row(
+        cuda="Qwen3.5, and models with RoPE scaling",
+        ascend="",
+        kind="refused",
+        reason="untested on NPUs. verl's example for Qwen3.5 also installs flash-linear-attention-npu, which the image "
+        "lacks. Use another model",
+        seen_in="retool_mcore, verl #7335",
     ),
     Row(
         cuda="[memory] recompute, offload_idle, optimizer_on_cpu",

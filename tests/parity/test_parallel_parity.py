@@ -1,7 +1,7 @@
 """Every layout over two processes trains like one process, which trains like plain transformers.
 
 Real verl TrainingWorker, Megatron-core and gloo. Tolerances were measured once (2-core machine):
-losses agree to 2e-6, gradient norms to 3e-6 of their value, against bounds of 1e-4 and 1e-4.
+losses agree to 2e-6, gradient norms to 9e-6 of their value, against bounds of 1e-4 and 1e-4.
 """
 
 import pytest
