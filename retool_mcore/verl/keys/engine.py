@@ -5,7 +5,7 @@ from typing import Any
 from retool_mcore.config import RunConfig
 from retool_mcore.data.tokenizer import template_of
 from retool_mcore.platforms.base import Platform
-from retool_mcore.verl.keys.key import NOT_SET, Key, from_setting, values
+from retool_mcore.verl.keys.key import NOT_SET, OUR_CODE, Key, from_setting, values
 
 # verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
 LORA_SECTION = "the section [lora]"
@@ -75,6 +75,7 @@ MEGATRON = (
     Key("sequence_parallel", "parallel.tp", _sequence_parallel),
     Key("use_distributed_optimizer", None, True),
     Key("use_mbridge", None, True),
+    Key("vanilla_mbridge", OUR_CODE, False),  # mbridge is not installed
     from_setting("dtype", "model.dtype"),
     from_setting("seed", "run.seed"),
     from_setting("dist_ckpt_optim_fully_reshardable", "checkpoint.reshardable"),

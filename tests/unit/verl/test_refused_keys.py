@@ -34,6 +34,7 @@ def tree_of(*words: str, platform: str = "cpu") -> Any:
         (ROLLOUT + "val_kwargs", "{n=3}", "the section [validation]"),
         ("trainer.v1.sampler.sampler_kwargs.run_config", "mine.toml", "[rollout], [train] and [validation]"),
         ("data.custom_cls.path", "mine.py", "controlled by this trainer's code for that part of verl"),
+        (ACTOR + "megatron.vanilla_mbridge", "true", "controlled by this trainer's code"),
         ("actor_rollout_ref.model.lora.rank", "8", "controlled by the section [lora]"),
     ],
 )
