@@ -278,8 +278,8 @@ class Probes:
         base: Any = SimpleNamespace(async_save=lambda state, folder, strategy: torch.get_async_strategy(strategy))
         strategy = fully_parallel.FullyParallelSaveStrategyWrapper(base)
         with mock.patch.object(strategy, "apply_saving_parallelization"):
-            name, _ = strategy.async_save({}, self.folder)
-        return str(name)
+            chosen: Any = strategy.async_save({}, self.folder)
+        return str(chosen[0])
 
     def final_norm_with_sequence_parallelism(self) -> str:
         from megatron.core.transformer import TransformerConfig, transformer_block
