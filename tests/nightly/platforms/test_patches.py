@@ -9,17 +9,10 @@ import pytest
 import torch
 
 from retool_mcore.platforms import get_platform
-from tests.nightly.platforms.without_patches import PROVEN_IN_PARITY
+from tests.nightly.platforms.without_patches import PROBES
 from tests.scenario import ROOT
 
-CHANGES = [
-    (patch, change.target)
-    for patch in get_platform("cpu").patches()
-    for change in patch.changes
-    if change.target not in PROVEN_IN_PARITY
-]
-
-
+CHANGES = [(patch, change.target) for patch in get_platform("cpu").patches() for change in patch.changes]
 cpu_only = pytest.mark.skipif(torch.accelerator.is_available(), reason="platform cpu refuses an accelerator")
 
 
@@ -38,6 +31,10 @@ def outcomes(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "result.json").read_text())
+
+
+def test_every_probe_is_of_a_change():
+    assert PROBES.keys() <= {target for _, target in CHANGES}
 
 
 @cpu_only

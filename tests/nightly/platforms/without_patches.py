@@ -290,25 +290,17 @@ class Probes:
         )  # fmt: skip
         return type(transformer_block.LayerNormImpl(config=config, hidden_size=8, eps=1e-5)).__name__
 
-    def log_probabilities(self, kind: str, **rope: Any) -> str:
-        join_gloo()
-        more: dict[str, Any] = {"sliding_window": None} if kind == "mistral" else {}
-        rope |= {"factor": 4.0, "rope_theta": 1e3}
-        model = str(megatron_ranks.make_model(self.folder / f"{kind}_scaled", kind, rope_parameters=rope, **more))
-        return repr(megatron_ranks.run({"model": model, "actions": [["logprobs", [list(range(2, 42))]]]}))
-
-    def mistral_with_yarn(self) -> str:
-        return self.log_probabilities("mistral", rope_type="yarn", original_max_position_embeddings=16)
-
     def biases_that_training_lacks_and_linear_scaling(self) -> str:
         join_gloo()
-        model = str(megatron_ranks.make_model(self.folder / "biased", "qwen3", attention_bias=True))
+        biased = str(megatron_ranks.make_model(self.folder / "biased", "qwen3", attention_bias=True))
         try:
-            megatron_ranks.run({"model": model, "actions": []})
+            megatron_ranks.run({"model": biased, "actions": []})
             biases = "ignored"
         except CheckpointError as refused:
             biases = "refused" if "self_attn.o_proj.bias" in str(refused) else repr(refused)
-        return f"{biases}, {self.log_probabilities('qwen2', rope_type='linear')}"
+        rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e3}
+        model = str(megatron_ranks.make_model(self.folder / "scaled", rope_parameters=rope))
+        return f"{biases}, {megatron_ranks.run({'model': model, 'actions': [['logprobs', [list(range(2, 42))]]]})}"
 
     def batched_prefills(self) -> str:
         """The number of prefills for 31 requests that come one before each step of 200 others."""
@@ -391,7 +383,6 @@ PROBES = {
     "verl.workers.engine.megatron.transformer_impl.register_megatron_training_hooks": Probes.hooks_of_two_chunks,
     "verl.workers.engine.megatron.transformer_impl.prepare_micro_batches": Probes.micro_batches_of_a_batch,
     f"{ENGINES}._build_tf_config": Probes.biases_that_training_lacks_and_linear_scaling,
-    "megatron.bridge.models.mistral.mistral_bridge.MistralBridge.provider_bridge": Probes.mistral_with_yarn,
     f"{ENGINES}WithLMHead.forward_step": Probes.micro_batch_on_its_way,
     f"{ENGINES}WithValueHead.forward_step": Probes.micro_batch_on_its_way,
     "verl.models.mcore.model_forward.preprocess_thd_engine": Probes.pack_and_unpack,
@@ -420,11 +411,6 @@ PROBES = {
 }
 
 
-PROVEN_IN_PARITY = {  # test_reshard.py, in pipeline stages
-    "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer._compute_per_buffer_param_layout",
-}
-
-
 def outcome(probe, probes: Probes) -> str:
     try:
         return probe(probes)
@@ -447,8 +433,6 @@ def main(folder: Path) -> None:
     with_all, result = dict[object, str](), {}
     for patch in platform.patches():
         for target in (change.target for change in patch.changes):
-            if target in PROVEN_IN_PARITY:
-                continue
             probe = PROBES.get(target, Probes.train_and_resume)
             if probe not in with_all:
                 with_all[probe] = outcome(probe, probes)

@@ -8,7 +8,7 @@ import pytest
 from retool_mcore.model.families import FAMILIES
 from retool_mcore.model.rope import NEEDED
 from tests.golden import models, reference, templates
-from tests.model_parity import HYBRIDS, KINDS, ONE, ROPES, SAMPLED
+from tests.model_parity import HYBRIDS, KINDS, ONE, ROPES, scalings
 
 
 @pytest.mark.parametrize(
@@ -22,5 +22,5 @@ def test_a_page_is_made_from_its_list(page: Path, module: ModuleType):
 def test_every_family_and_position_that_is_taken_is_compared_with_transformers():
     assert {*KINDS, *HYBRIDS} == FAMILIES.keys()
     assert {rope.split()[0] for rope in ROPES} == NEEDED.keys()
-    wanted = {(kind, rope) for kind in KINDS for rope in SAMPLED} | {(kind, "default") for kind in HYBRIDS}
+    wanted = {(kind, rope) for kind in (*KINDS, *HYBRIDS) for rope in ("default", *scalings(kind))}
     assert {(case.kind, case.rope) for case in ONE} >= wanted
