@@ -2,8 +2,7 @@
 
 The first sync of a process compares every weight. Later syncs compare one layer each, round-robin.
 The check compares checksums of whole layers, because engines fuse and shard matrices. It skips
-weights that the engine stores differently: quantized matrices, a padded vocabulary, and A_log of
-Gated DeltaNet layers, which SGLang always stores in float32.
+weights that the engine stores differently: quantized matrices and a padded vocabulary.
 """
 
 import re
@@ -60,21 +59,14 @@ def different_layers(actor: Sums, engine: Sequence[Sums]) -> list[str]:
     """The layers in which an engine's weights differ from the actor's.
 
     ``engine``: the sums of each rank. A weight that is replicated on every rank counts once.
-    Skips a weight that the engine stores in another dtype. Skips a dtype of a layer if the two
-    sides have different numbers of elements with that dtype, because the engine then stores these
-    weights differently.
+    Skips a dtype of a layer if the two sides have different numbers of elements with that dtype,
+    because the engine then stores these weights differently.
     """
-    converted = {name for sums in engine for name in sums.keys() & actor.keys() if sums[name][0] != actor[name][0]}
     theirs: list[Sums] = [
-        {
-            name: values
-            for name, values in sums.items()
-            if name not in converted and not (rank and _is_replica(name, values, actor))
-        }
+        {name: values for name, values in sums.items() if not (rank and _is_replica(name, values, actor))}
         for rank, sums in enumerate(engine)
     ]
-    sent = {name: values for name, values in actor.items() if name not in converted}
-    ours, engines = _by_layer([sent]), _by_layer(theirs)
+    ours, engines = _by_layer([actor]), _by_layer(theirs)
     return [layer for layer, sizes in ours.items() if _differs(sizes, engines.get(layer, {}))]
 
 

@@ -38,6 +38,7 @@ def test_a_prefill_computes_what_transformers_does_for_each_request():
             initial_state=states[request : request + 1].transpose(-1, -2), output_final_state=True,
             use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
+        assert state is not None
         torch.testing.assert_close(got[:, start:end], want, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(after[request], state[0].transpose(-1, -2), atol=1e-5, rtol=1e-5)
 
