@@ -23,11 +23,11 @@ from retool_mcore.errors import CheckpointError, ReToolError
 from retool_mcore.model.files import tensor_files
 from retool_mcore.model.tensors import HEAD, missing_tensors, write_tensors
 from retool_mcore.platforms.patches_megatron import WRITER_PATCH
+from retool_mcore.platforms.value_head import VALUE_HEAD, value_head
 from retool_mcore.process import die_with_parent
 from retool_mcore.run.checkpoint import read_state, record_checksums
 
 logger = logging.getLogger(__name__)
-VALUE_HEAD = "output_layer.weight"  # of a critic, in Megatron; its name in files is that of an output layer
 
 
 def load_checkpoint(engine: Any, folder: str, *, new_seed: int | None = None) -> None:
@@ -267,27 +267,9 @@ def weights_on_host(engine: Any) -> list[tuple[str, torch.Tensor]]:
     first = dist.get_rank() == 0
     on_host = [(name, tensor.detach().cpu()) for name, tensor in weights if first]
     if engine.is_value_model:
-        head = _value_head(engine)
+        head = value_head(engine)
         on_host += [(HEAD, head.cpu())] if first else []
     return on_host
-
-
-def _value_head(engine: Any) -> torch.Tensor:
-    """A critic's value head [1, hidden] on every rank. Collective.
-
-    Megatron-Bridge exports only weights whose names are in the source model, and a tied model has
-    no output layer.
-    """
-    from megatron.core import parallel_state
-    from verl.utils.device import get_device_name
-
-    parameters = dict(engine.module[-1].named_parameters())
-    own = next((weight.detach() for name, weight in parameters.items() if name.endswith(VALUE_HEAD)), None)
-    hidden, dtype = engine.tf_config.hidden_size, engine.tf_config.params_dtype
-    head = torch.empty(1, hidden, dtype=dtype, device=get_device_name()) if own is None else own.clone()
-    stages = parallel_state.get_pipeline_model_parallel_group()
-    dist.broadcast(head, parallel_state.get_pipeline_model_parallel_last_rank(), group=stages)
-    return head
 
 
 def write_weights(engine: Any, weights: Sequence[tuple[str, torch.Tensor]], path: str) -> None:

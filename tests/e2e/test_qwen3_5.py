@@ -33,11 +33,16 @@ def write_task(folder: Path) -> None:
     """A random model, and data for both stages.
 
     In SFT's data every problem has the same call and, with equal frequency, the answers 7 and 8. RL
-    rewards 7.
+    rewards 7. Both of its steps have the same prompts, whose old states an engine must forget.
     """
     tokenizer = build_tokenizer(tokenizer_rows())
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    shape = {"vocab_size": 512, "num_hidden_layers": 3, "max_position_embeddings": 1024, "initializer_range": 0.06}
+    ids: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    shape: dict[str, Any] = {
+        "vocab_size": 512,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.06,
+    }
     make_model(folder / "model", "qwen3_5_text", tied=True, **shape, **ids)
     tokenizer.save_pretrained(folder / "model")
     call = {"role": "assistant", "content": "Let me run code.", "tool_calls": [tool_call("print(7)")]}

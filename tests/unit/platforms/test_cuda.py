@@ -109,7 +109,7 @@ def test_each_process_gets_the_patches_that_it_needs(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(platform, "TRANSFORMER_ENGINE", INSTALLED)
     monkeypatch.delenv(PREFILLS_ENV, raising=False)
     of_verl = ["index_select_tensor_dict", "prepare_micro_batches", "register_megatron_training_hooks"]
-    of_bridge = ["_build_tf_config", "provider_bridge", "async_save", "_compute_per_buffer_param_layout"]
+    of_bridge = ["_build_tf_config", "async_save"]
     training = [*of_verl, *of_bridge, "linear_cross_entropy", "step"]
     sglang = ["region", "get_new_batch_prefill", "_check_token_based_finish", "handle", "_CONFIG_REGISTRY"]
     assert (names(Cuda().training_patches()), names(Cuda().sglang_patches())) == (training, sglang)
