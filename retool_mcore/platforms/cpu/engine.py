@@ -1,6 +1,7 @@
 """verl's Megatron engine for device `cpu`.
 
-verl imports this module through ``model.external_lib`` in every worker.
+verl imports this module through ``model.external_lib`` in every process that has a model's
+configuration. Only those that build an engine import Megatron-Bridge, which takes seconds.
 """
 
 import logging
@@ -8,17 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.megatron import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
 from retool_mcore.platforms.cpu.bridge import import_bridge
 from retool_mcore.platforms.cpu.patches import ENGINE_PATCHES
 from retool_mcore.platforms.patches import apply_all
-
-import_bridge()  # before verl does
-apply_all(ENGINE_PATCHES)  # before a Megatron model is built; verl's workers have no earlier hook
-
-
-from verl.workers.engine.base import EngineRegistry  # noqa: E402
-from verl.workers.engine.megatron import MegatronEngineWithLMHead, MegatronEngineWithValueHead  # noqa: E402
 
 
 def _expected_on_cpu(record: logging.LogRecord) -> bool:
@@ -68,7 +64,17 @@ def restore_adam_steps(optimizer: Any) -> None:
             adam.state[param]["step"] = torch.tensor(float(group["step"]), dtype=torch.float32)
 
 
-class _AdamFromTheStart:
+def prepare() -> None:
+    """Import Megatron-Bridge and apply the patches of a process that trains with Megatron."""
+    import_bridge()  # before verl does
+    apply_all(ENGINE_PATCHES)
+
+
+class _CpuEngine:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        prepare()
+        super().__init__(*args, **kwargs)
+
     def _build_optimizer(self) -> Any:
         optimizer = super()._build_optimizer()  # type: ignore[misc]
         materialise_adam_state(optimizer)
@@ -83,10 +89,10 @@ class _AdamFromTheStart:
 
 
 @EngineRegistry.register(model_type="language_model", backend="megatron", device="cpu")
-class CpuMegatronEngine(_AdamFromTheStart, MegatronEngineWithLMHead):
+class CpuMegatronEngine(_CpuEngine, MegatronEngineWithLMHead):
     """The engine of the policy and the reference model."""
 
 
 @EngineRegistry.register(model_type="value_model", backend="megatron", device="cpu")
-class CpuMegatronValueEngine(_AdamFromTheStart, MegatronEngineWithValueHead):
+class CpuMegatronValueEngine(_CpuEngine, MegatronEngineWithValueHead):
     """The engine of the critic."""

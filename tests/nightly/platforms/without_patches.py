@@ -426,8 +426,10 @@ def main(folder: Path) -> None:
     platform = get_platform("cpu")
     platform.activate()
     probes = Probes(folder)
-    import retool_mcore.platforms.cpu.engine  # noqa: F401  the patches of training processes
+    from retool_mcore.platforms.cpu import engine
     from retool_mcore.platforms.patches import apply_all
+
+    engine.prepare()
 
     apply_all(platform.patches())  # also those that processes apply when they first need them
     with_all, result = dict[object, str](), {}
