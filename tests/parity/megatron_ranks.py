@@ -71,9 +71,9 @@ def make_model(folder: Path, kind: str = "qwen2", *, tied: bool = False, platfor
     if name.startswith("Qwen3"):
         shape["head_dim"] = 32
     if hybrid:
-        shape = {"full_attention_interval": 2, **shape} | {
-            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-            "linear_value_head_dim": 24,
+        shape = {
+            "full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16, "linear_value_head_dim": 24, **shape,
         }  # fmt: skip
     if "moe" in kind:
         shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}

@@ -108,6 +108,13 @@ def test_scaled_positions_train_like_float32(rope: str, tmp_path: Path):
     assert_like_float32(trained(model, {"scaled": {}}, 1, tmp_path / "ranks")["scaled"], model)
 
 
+def test_deltanet_layers_train_like_float32(tmp_path: Path):
+    """By flash-linear-attention's kernels, and on Hopper TileLang's, which have no CPU version."""
+    heads = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    model = str(make_model(tmp_path / "model", "qwen3_5_text", platform="cuda", **heads, **SHAPE))
+    assert_like_float32(trained(model, {"one": {}}, 1, tmp_path / "ranks")["one"], model)
+
+
 SAVERS = [(name, "one") for name in ONE if name != "one"]
 
 
