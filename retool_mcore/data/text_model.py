@@ -19,6 +19,7 @@ from retool_mcore.errors import DataError
 from retool_mcore.model.adapter import base_hashes
 from retool_mcore.model.families import FAMILIES, VISION
 from retool_mcore.model.files import INDEX, TEXTS, read_config, safe_open, tensor_files, write_safetensors
+from retool_mcore.model.shape import FULL, LINEAR
 from retool_mcore.model.tensors import NESTED, check_tensors
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ def text_config(values: Mapping[str, Any], source: Path) -> dict[str, Any]:
     own = ("tie_word_embeddings", "dtype", "torch_dtype", "transformers_version")
     config = text | {name: values[name] for name in own if name in values}
     config = {name: value for name, value in config.items() if not name.startswith("mtp_")}
+    if not config.get("layer_types"):  # transformers derives them in the same way
+        interval = config.get("full_attention_interval", 4)
+        numbers = range(1, config.get("num_hidden_layers", 0) + 1)
+        config["layer_types"] = [LINEAR if number % interval else FULL for number in numbers]
     return config | {"architectures": [FAMILIES[kind].architecture], "model_type": kind}
 
 

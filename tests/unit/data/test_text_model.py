@@ -67,6 +67,15 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+def test_layer_types_follow_from_the_interval(vision: Path, tmp_path: Path):
+    values = config_of(vision)
+    types = values["text_config"].pop("layer_types")
+    values["text_config"]["full_attention_interval"] = 2
+    (vision / "config.json").write_text(json.dumps(values))
+    write_text_model(vision, tmp_path / "text")
+    assert config_of(tmp_path / "text")["layer_types"] == types == ["linear_attention", "full_attention"]
+
+
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
