@@ -22,7 +22,15 @@ from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.model.files import is_hub_name, read_config
 from retool_mcore.model.rope import rope_of_config
 from retool_mcore.model.shape import HYBRID
-from retool_mcore.platforms.base import PLATFORM_ENV, DeviceFacts, EnvVar, Platform, RolloutFacts, TrainingFacts
+from retool_mcore.platforms.base import (
+    NO_FUSED_KERNELS,
+    PLATFORM_ENV,
+    DeviceFacts,
+    EnvVar,
+    Platform,
+    RolloutFacts,
+    TrainingFacts,
+)
 from retool_mcore.platforms.patches import Patch, requirement
 from retool_mcore.platforms.rollout_engines import VLLM
 
@@ -61,16 +69,7 @@ class Ascend(Platform):
         external_lib="ascend.engine",
         # verl itself sets use_flash_attn for MindSpeed. We pass no option that Megatron-core lacks,
         # because Megatron-Bridge refuses them unless MindSpeed-Bridge is active.
-        transformer_options={
-            "attention_backend": "flash",  # verl's default
-            # Megatron-Bridge enables these kernels, for some families or for all.
-            "masked_softmax_fusion": False,
-            "bias_activation_fusion": False,
-            "bias_dropout_fusion": False,
-            "gradient_accumulation_fusion": False,
-            "apply_rope_fusion": False,
-            "moe_permute_fusion": False,
-        },
+        transformer_options={"attention_backend": "flash", **NO_FUSED_KERNELS},  # verl's default
     )
     # On NPUs verl registers its HCCL engine as "nccl".
     rollout = RolloutFacts(engine=VLLM, free_cache_engine=True, enforce_eager=False, weight_transport=("nccl", None))

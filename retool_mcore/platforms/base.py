@@ -24,6 +24,16 @@ PLATFORMS = {  # name -> module:class, imported on demand; detect_platform() tak
 WITHOUT_DEVICES = "cpu"
 SGLANG_PLUGINS = "sglang.srt.plugins"  # SGLang's entry point group; ours is sglang_plugin.load
 PREFILLS_ENV = "RETOOL_BATCH_PREFILLS"  # "0": rollout.batch_prefills is off
+# Options of Megatron's TransformerConfig without CUDA. Megatron-Bridge enables these kernels, some
+# of them only for some families.
+NO_FUSED_KERNELS = {
+    "masked_softmax_fusion": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "apply_rope_fusion": False,
+    "moe_permute_fusion": False,
+}
 PLATFORM_ENV = "RETOOL_PLATFORM"  # the run's platform, for all its processes including Ray's
 
 

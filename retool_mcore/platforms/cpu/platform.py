@@ -10,6 +10,7 @@ from typing import Any
 from retool_mcore.config import EvaluationConfig, RlConfig, RunConfig
 from retool_mcore.errors import ConfigError, PlatformError
 from retool_mcore.platforms.base import (
+    NO_FUSED_KERNELS,
     PLATFORM_ENV,
     SGLANG_PLUGINS,
     DeviceFacts,
@@ -45,16 +46,7 @@ class Cpu(Platform):
         dtypes=("float32", "bfloat16"),
         engine_config_class="retool_mcore.platforms.cpu.engine_config.CpuEngineConfig",
         external_lib="retool_mcore.platforms.cpu.engine",
-        transformer_options={
-            "attention_backend": "auto",
-            # Megatron-Bridge enables these kernels, which need CUDA.
-            "masked_softmax_fusion": False,
-            "bias_activation_fusion": False,
-            "bias_dropout_fusion": False,
-            "gradient_accumulation_fusion": False,
-            "apply_rope_fusion": False,
-            "moe_permute_fusion": False,
-        },
+        transformer_options={"attention_backend": "auto", **NO_FUSED_KERNELS},
     )
     rollout = RolloutFacts(
         engine=SGLANG,
