@@ -45,13 +45,23 @@ check plan_sft "${retool[@]}" plan "${sft[@]}" ${HARDWARE:+--hardware "$HARDWARE
 check plan_rl "${retool[@]}" plan "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --mean-tokens 380 ${HARDWARE:+--hardware "$HARDWARE"}
 wait_for_checks
 
+how=stage
+[ -z "$AT_ONCE" ] || how=in_background
+# evaluate NAME MODEL: samples the model with and without the tool, as the runs' validation does: at temperature 1, n = 4.
+evaluate() {
+  $how "eval_$1" "$OUT/eval/$1/$1_text/report.json" "${retool[@]}" eval "${rl[@]}" run.name=eval "model.path=$2" \
+    --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} --model "$1=$2" --out "$OUT/eval/$1"
+}
+
 [ -e "$GSM8K" ] || stage gsm8k "$GSM8K" "${retool[@]}" data fetch "$(dirname "$GSM8K")" --only openai/gsm8k
 if [ "$PROBLEMS" = large ]; then
   large=("$PYTHON" launch/gsm8k/large.py)
   in_background large_test "$DATA/test.jsonl" "${large[@]}" "$GSM8K/test.jsonl" --out "$DATA/test.jsonl"
   in_background large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # three variants of each, because half of the problems cannot be enlarged
-  wait_for_all
+  wait_for large_test
 fi
+evaluate base "$MODEL"
+wait_for large_train
 in_background problems "$OUT/data/rl.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part rl --out "$OUT/data/rl.parquet"
 in_background validation "$OUT/data/validation.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part validation \
   --out "$OUT/data/validation.parquet"
@@ -67,28 +77,20 @@ for form in traces inline; do  # protocol "retool" needs inline traces
       in_background "inline_$part" "$file" "${retool[@]}" data sft "$traces" --truth ground_truth --protocol retool --out "$file"
     fi
   done
-  wait_for_all
+  wait_for "${form}_sft" "${form}_validation"
 done
+wait_for problems validation
 
-how=stage
-[ -z "$AT_ONCE" ] || how=in_background
-# evaluate NAME MODEL: samples the model with and without the tool, as the runs' validation does: at temperature 1, n = 4.
-evaluate() {
-  $how "eval_$1" "$OUT/eval/$1/$1_text/report.json" "${retool[@]}" eval "${rl[@]}" run.name=eval "model.path=$2" \
-    --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} --model "$1=$2" --out "$OUT/eval/$1"
-}
-
-evaluate base "$MODEL"
 $how sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
 wait_for_all
 
 evaluate sft "$OUT/sft/export"
 $how tool_rl "$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export"
 $how text_rl "$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl "model.path=$OUT/sft/export" "rollout.tools=[]"
-wait_for_all
-
-evaluate tool_rl "$OUT/tool_rl/export"
+wait_for text_rl
 evaluate text_rl "$OUT/text_rl/export"
+wait_for tool_rl
+evaluate tool_rl "$OUT/tool_rl/export"
 wait_for_all
 
 in_background tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl/text_rl_text" "$OUT/eval/tool_rl/tool_rl" --out "$OUT/tool_to_text.json"

@@ -55,3 +55,21 @@ def test_parallel_stages_run_at_once_and_the_first_that_fails_ends_all(tmp_path:
     failed = recipe(out, *stages)
     assert failed.returncode == 7 and "the next stage" not in failed.stdout and ended.exists()
     assert {each.name for each in (out / "stages").iterdir()} == {"one", "two", "five"}
+
+
+def test_a_stage_is_waited_for_while_another_runs_on(tmp_path: Path):
+    out, slow, quick, go = (tmp_path / name for name in ("out", "slow", "quick", "go"))
+    stages = [
+        f"in_background slow {slow} sh -c 'while [ ! -e {go} ]; do sleep 0.1; done; touch {slow}'",
+        f"in_background quick {quick} touch {quick}",
+        "wait_for quick",
+        f"ls {quick} && [ ! -e {slow} ] && touch {go}",
+        "wait_for slow",
+        f"ls {slow}",
+    ]
+    done = recipe(out, *stages)
+    assert done.returncode == 0 and str(slow) in done.stdout.splitlines()[-2]
+
+    lasting = f"in_background lasting {tmp_path / 'lasting'} sleep 250"
+    failed = recipe(out, lasting, f"in_background failing {tmp_path / 'failing'} sh -c 'exit 7'", "wait_for lasting")
+    assert failed.returncode == 7 and "the next stage" not in failed.stdout
