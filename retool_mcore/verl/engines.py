@@ -128,17 +128,6 @@ class EngineManager(PPOTrainer):
         self._watch, self._lost = ServerWatch(), list[Any]()
         self.compare_weights()
 
-    def start_engines(self) -> None:
-        """Start the servers' processes, so that they import SGLang before verl constructs them."""
-        if self._runs_our_servers and self._run.cluster.nodes == 1:
-            from retool_mcore.verl.sglang_server import create_servers
-
-            rollout = self.config.actor_rollout_ref.rollout  # may differ from ours by [verl_overrides]
-            gpus = (
-                rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-            )
-            create_servers(self._run.serving_gpus() // gpus)
-
     def use_early_router(self) -> None:
         """Replace verl's router by ours, with the same engines. Ray then ends verl's router."""
         if self._router is not None:

@@ -42,6 +42,12 @@ SEAMS = (
         _ASYNC + "_init_resource_pool_mgr",
     ),
     _verl(
+        _TRAINER + "_load_checkpoint",
+        (),
+        "the transfer queue starts while verl builds the workers, and a checkpoint fills it",
+        "verl starts the transfer queue while it builds the workers",
+    ),
+    _verl(
         _TRAINER + "_validate",
         (),
         "a validation's value of best.metric must be on disk before the run acts on it",
@@ -106,6 +112,12 @@ SEAMS = (
         reason="verl's agent-loop worker is a Ray actor class, and a subclass needs the plain class",
         applies_to=requirement("ray"),
         remove_when="verl exports the plain class, or starts its agent loops while it builds the model",
+    ),
+    Seam(
+        targets=("verl.workers.rollout.replica.RolloutReplicaRegistry._registry",),
+        reason="the engine's import, which a registered loader does, starts before verl needs it",
+        applies_to=requirement("verl"),
+        remove_when="verl imports the engine while it builds the workers",
     ),
     Seam(
         targets=("ray._private.services.ConsolePopen",),

@@ -58,20 +58,20 @@ class Driver:
         settings = settings_of_run(run_config_of(config))
         begin(settings.run.dir, "driver")
         use_few_threads()
-        name = config.actor_rollout_ref.rollout.name
-        with ThreadPoolExecutor(1) as pool:
-            # Not before Ray has started: verl sets SGLANG_USE_CPU_ENGINE for this import, and Ray's
-            # processes would inherit it.
-            replica = pool.submit(import_replica, name)
-            MASTER_PORT_PATCH.apply()
-            configure_verl_logging()
-            config.transfer_queue.enable = True
-            OmegaConf.resolve(config)
-            tq.init(config.transfer_queue)
+        MASTER_PORT_PATCH.apply()
+        configure_verl_logging()
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
         try:
-            register_engine(settings, name, replica.result())
-            trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
-            trainer.init()
+            # The queue and the engine start while verl builds the training workers. Not before Ray
+            # has started: verl sets SGLANG_USE_CPU_ENGINE while it imports SGLang, and Ray's
+            # processes would inherit it.
+            with ThreadPoolExecutor(2) as pool:
+                queue = pool.submit(tq.init, config.transfer_queue)
+                start_engines(settings, config, pool)
+                trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
+                trainer.queue_started = queue
+                trainer.init()
             begin(settings.run.dir, "agent_loops")
             services = (trainer.get_llm_client(), trainer.get_teacher_client(), trainer.get_reward_handles())
             trainer.fit(LoopManager.create(config, *services))
@@ -96,28 +96,34 @@ def use_few_threads() -> None:
     torch.set_num_threads(max(1, min(torch.get_num_threads() // 2, 8)))
 
 
-def import_replica(name: str) -> type:
-    """Import the engine ``name`` and return its replica class: ours for SGLang, else verl's.
-
-    Importing SGLang takes 7 s on a GPU machine, so this runs while the transfer queue starts.
-    """
-    replica = RolloutReplicaRegistry.get(name)  # also installs what importing verl's SGLang modules needs
-    if ENGINES[name].our_server:
-        from retool_mcore.verl.sglang_server import MeasuredReplica
-
-        return MeasuredReplica
-    return replica
-
-
-def register_engine(config: RlConfig, name: str, replica: type) -> None:
-    """Make verl start servers of ``replica``, and record when it starts the engines."""
+def start_engines(settings: RlConfig, config: DictConfig, pool: ThreadPoolExecutor) -> None:
+    """Import the engine in ``pool``, and let verl wait for it when it needs the replicas' class."""
+    name = config.actor_rollout_ref.rollout.name
+    replica = pool.submit(import_engine, settings, config, RolloutReplicaRegistry._registry[name])
 
     @cache  # verl calls it twice in mode "async"
     def load() -> type:
-        begin(config.run.dir, "engines")
-        return replica
+        begin(settings.run.dir, "engines")
+        return replica.result()
 
     RolloutReplicaRegistry.register(name, load)
+
+
+def import_engine(settings: RlConfig, config: DictConfig, load: Callable[[], type]) -> type:
+    """Import the engine and return its replica class: ours for SGLang, else verl's.
+
+    Also start the processes of our servers, which then import SGLang. Each import takes seconds.
+    """
+    rollout = config.actor_rollout_ref.rollout  # may differ from our settings by [verl_overrides]
+    replica = load()  # also installs what importing verl's SGLang modules needs
+    if not ENGINES[rollout.name].our_server:
+        return replica
+    from retool_mcore.verl.sglang_server import MeasuredReplica, create_servers
+
+    if settings.cluster.nodes == 1:
+        gpus = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+        create_servers(settings.serving_gpus() // gpus)
+    return MeasuredReplica
 
 
 def run(config: RlConfig, platform: Platform, resume_from: Path | None, watch: PollUntilError) -> None:

@@ -3,7 +3,7 @@
 On one node, the servers' processes start and import SGLang while the training workers build the
 model (15 s on an H200 node). verl would start them afterwards.
 
-The driver imports this module through ``runner.import_replica``, where verl first installs stubs of
+The driver imports this module in ``runner.import_engine``, where verl first installs stubs of
 vLLM, which its SGLang modules import.
 """
 

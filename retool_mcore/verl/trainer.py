@@ -8,6 +8,7 @@ writes it, nor verl's clean-up of old checkpoints, which forgets them when a run
 import copy
 import time
 from collections.abc import Generator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from numbers import Real  # includes numpy integers, which verl's minima and maxima are
 from pathlib import Path
@@ -57,6 +58,7 @@ class RlRun(EngineManager):
 
     verl_mode: str
     updates_per_batch: int  # optimizer updates per sampled batch
+    queue_started: Future[Any]  # done when the transfer queue can be used
     validated: Mapping[str, Any]  # metrics of the last validation, which may precede the first step
     _order: SolveRateOrder | None = None  # order of the training rows; None without a curriculum
 
@@ -76,7 +78,7 @@ class RlRun(EngineManager):
     # ---------------------------------------------------------------- set-up
 
     def _init_resource_pool_mgr(self) -> None:
-        """Replace verl's training workers by ours; start agent-loop workers, engines and router.
+        """Replace verl's training workers by ours; start agent-loop workers and router.
 
         verl calls this after it has loaded the data sets and before it builds any worker.
         """
@@ -88,10 +90,13 @@ class RlRun(EngineManager):
             self.role_worker_mapping[role] = ray.remote(worker_class(verl_class, self._run.memory))
         start.begin(self._run.run.dir, "workers")
         create_workers(self._run)
-        self.start_engines()
         rollout = self.config.actor_rollout_ref.rollout
         if not rollout.router_config_path:  # otherwise the user has configured another router
             self._router = create_router(self._run, full_determinism=rollout.full_determinism)
+
+    def _load_checkpoint(self) -> None:
+        self.queue_started.result()  # a checkpoint has prompts that the queue held
+        super()._load_checkpoint()
 
     def on_init_end(self) -> None:
         """Restore our state; verl has loaded the checkpoint that ``checkpoint.resume`` chose."""
