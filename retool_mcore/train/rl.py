@@ -75,6 +75,7 @@ def _run(
     if is_last(config, step):
         return
     os.environ.update(engine_environment(config.rollout))  # inherited by this node's processes
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call after the run's end must not start another cluster
     with standard_exit_code(), Watchdog(config, console.file) as watchdog:
         from retool_mcore.verl.plugin import assert_loaded  # may import Ray, so only after use_loopback
 

@@ -62,20 +62,21 @@ class Driver:
         configure_verl_logging()
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
+        # The queue and the engine start while verl builds the training workers. Not before Ray
+        # has started: verl sets SGLANG_USE_CPU_ENGINE while it imports SGLang, and Ray's processes
+        # would inherit it.
+        pool = ThreadPoolExecutor(2)
+        queue = pool.submit(tq.init, config.transfer_queue)
         try:
-            # The queue and the engine start while verl builds the training workers. Not before Ray
-            # has started: verl sets SGLANG_USE_CPU_ENGINE while it imports SGLang, and Ray's
-            # processes would inherit it.
-            with ThreadPoolExecutor(2) as pool:
-                queue = pool.submit(tq.init, config.transfer_queue)
-                start_engines(settings, config, pool)
-                trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
-                trainer.queue_started = queue
-                trainer.init()
+            start_engines(settings, config, pool)
+            trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
+            trainer.queue_started = queue
+            trainer.init()
             begin(settings.run.dir, "agent_loops")
             services = (trainer.get_llm_client(), trainer.get_teacher_client(), trainer.get_reward_handles())
             trainer.fit(LoopManager.create(config, *services))
         finally:
+            pool.shutdown(wait=False)  # a thread that still runs fails when Ray shuts down
             tq.close()
 
     def options(self, **_: Any) -> Driver:
