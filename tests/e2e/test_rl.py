@@ -93,6 +93,17 @@ def test_a_killed_rl_run_resumes_and_leaves_no_process(
     assert (run_dir / "export" / "model.safetensors").stat().st_size > 1_000_000
 
 
+def test_ctrl_c_ends_a_start_that_would_wait_for_ever(task: Path, tmp_path: Path, mark: str):
+    """Ray has one CPU, and the transfer queue's processes need more."""
+    words = ("run.name=waits", "verl_overrides.ray_kwargs.ray_init.num_cpus=1")
+    with started(argv_rl(*settings(task, tmp_path, *words)), mark, on_terminal=True) as driver:
+        began = tmp_path / "waits/start.jsonl"
+        wait_until(lambda: began.exists() and '"workers"' in began.read_text(), "it builds the workers", START_S)
+        press_ctrl_c(driver)
+        assert driver.wait(timeout=90) == 130
+    assert_nothing_left(mark)
+
+
 def assert_the_engines_server_asks_for_a_key(mark: str) -> None:
     """SGLang unpickles the body of this request."""
     commands, codes = marked_processes(mark), []
