@@ -18,7 +18,7 @@ PARTS := e2e sandbox parity engine unit
 define PYTHON_FITS
 for python in "$(PYTHON)" $(wildcard $(BIN)/python); do \
 	  $$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null || { \
-	    echo "error: Python 3.12 is needed, because megatron-core 0.18 supports no older and verl 0.9.1 no newer version; found: $${python:-none} $$($$python --version 2>&1). Set PYTHON=/path/to/python3.12, and delete $(VENV) if another version made it." >&2; exit 2; }; \
+	    echo "error: Python 3.12 is needed, because megatron-core 0.18 supports no older and verl 0.9.1 no newer version; found: $$("$$python" --version 2>/dev/null || echo "no Python"). Set PYTHON=/path/to/python3.12, and delete $(VENV) if another version made it." >&2; exit 2; }; \
 	done
 endef
 

@@ -54,7 +54,10 @@ def write_gguf_model(file: Path, directory: Path, dtype: Literal["bfloat16", "fl
     """
     _require_gguf()
     if not file.is_file():
-        raise DataError(f"{file} is not a file. Name the GGUF file itself.")
+        raise DataError(
+            f"{file} is neither a GGUF file nor a folder. Name one of them. To download a model: "
+            "hf download OWNER/NAME --local-dir FOLDER."
+        )
     source = {"file": file.name, "bytes": file.stat().st_size, "dtype": dtype}
     if is_made(directory, SOURCE_FILE, source):
         return False

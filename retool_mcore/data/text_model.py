@@ -18,7 +18,7 @@ from retool_mcore.data.model_folder import is_made, written_at_once
 from retool_mcore.errors import DataError
 from retool_mcore.model.adapter import base_hashes
 from retool_mcore.model.families import FAMILIES, VISION
-from retool_mcore.model.files import INDEX, TEXTS, read_config, safe_open, tensor_files, write_safetensors
+from retool_mcore.model.files import INDEX, TEXTS, read_config, safe_open, tensor_files, write_index, write_safetensors
 from retool_mcore.model.shape import FULL, LINEAR
 from retool_mcore.model.tensors import NESTED, check_tensors
 
@@ -88,8 +88,7 @@ def _write_weights(source: Path, files: Mapping[str, str], folder: Path) -> None
         size += sum(tensor.nbytes for tensor in tensors.values())
         write_safetensors(folder / file, tensors)
     if (source / INDEX).is_file():
-        index = {"metadata": {"total_size": size}, "weight_map": dict(files)}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        write_index(folder, files, size)
 
 
 def _copy_texts(source: Path, folder: Path) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retool_mcore.errors import CheckpointError
-from retool_mcore.model.files import INDEX, file_hash, safe_open, tensor_files, write_safetensors
+from retool_mcore.model.files import INDEX, file_hash, safe_open, tensor_files, write_index, write_safetensors
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +145,7 @@ def merge(adapter: Path, to: Path) -> None:
         size += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         write_safetensors(to / shard, tensors)
     if (base / INDEX).is_file():
-        (to / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": files}), encoding="utf-8")
+        write_index(to, files, size)
     for path in adapter.iterdir():
         if path.name not in FILES:
             shutil.copy2(path, to / path.name)

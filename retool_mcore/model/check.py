@@ -54,14 +54,15 @@ def check_model(config: RunConfig) -> None:
         )
     if not experts:
         _check_dense(config)
-    if (experts or shape.delta) and config.lora.rank:
-        what = f"{experts} experts" if experts else f"{shape.delta.layers} DeltaNet layers" if shape.delta else ""
+    delta_layers = shape.delta.layers if shape.delta else 0
+    if (experts or delta_layers) and config.lora.rank:
+        what = f"{experts} experts" if experts else f"{delta_layers} DeltaNet layers"
         raise ConfigError(
             f"{config.source}: lora.rank = {config.lora.rank}, but {config.model.path} has {what}, which cannot have "
             "adapters. Use a dense model with attention in every layer, or train all weights with lora.rank = 0."
         )
-    if shape.delta:
-        _check_fp8(config, shape.delta.layers)
+    if delta_layers:
+        _check_fp8(config, delta_layers)
     if experts and shape.ffn % config.parallel.expert_tp:
         size = f"{config.parallel.expert_tp}{'' if config.parallel.etp else ' (as tp)'}"
         raise ConfigError(

@@ -96,13 +96,16 @@ class Family:
 
 
 HYBRID_NEEDS = ("num_hidden_layers", "num_key_value_heads", "head_dim", "layer_types")
-HYBRID_ONLY = {
-    "attn_output_gate": Only(values=(True,), why="training always applies this gate"),
-    "mamba_ssm_dtype": Only(values=("float32",), why="training keeps the states of DeltaNet layers in float32"),
-    "mtp_num_hidden_layers": Only(values=(0,), why="an export would lack the layers that predict several tokens"),
+EXPERTS_ONLY = {
     "norm_topk_prob": Only(values=(True,), why="training normalizes a token's expert weights to a sum of 1"),
     "mlp_only_layers": Only(values=([],), why=ALL_EXPERTS),
     "decoder_sparse_step": Only(values=(1,), why=ALL_EXPERTS),
+}
+HYBRID_ONLY = {
+    **EXPERTS_ONLY,
+    "attn_output_gate": Only(values=(True,), why="training always applies this gate"),
+    "mamba_ssm_dtype": Only(values=("float32",), why="training keeps the states of DeltaNet layers in float32"),
+    "mtp_num_hidden_layers": Only(values=(0,), why="an export would lack the layers that predict several tokens"),
 }
 FAMILIES = {
     "qwen2": Family(
@@ -117,11 +120,7 @@ FAMILIES = {
         architecture="Qwen3MoeForCausalLM",
         needs=("num_key_value_heads", "num_experts or num_local_experts", "num_experts_per_tok", "norm_topk_prob"),
         also=frozenset(EXPERTS),
-        only={
-            "norm_topk_prob": Only(values=(True,), why="training normalizes a token's expert weights to a sum of 1"),
-            "decoder_sparse_step": Only(values=(1,), why=ALL_EXPERTS),
-            "mlp_only_layers": Only(values=([],), why=ALL_EXPERTS),
-        },
+        only=EXPERTS_ONLY,
     ),
     "qwen3_5_text": Family(
         models="Qwen3.5, text part",

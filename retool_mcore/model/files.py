@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,12 @@ def write_safetensors(path: Path, tensors: dict[str, Any]) -> None:
     """Write contiguous torch tensors; wraps the library's untyped writer."""
     torch_files: Any = import_module("safetensors.torch")
     torch_files.save_file(tensors, path, metadata={"format": "pt"})
+
+
+def write_index(folder: Path, files: Mapping[str, str], size: int) -> None:
+    """Write the index of a checkpoint. ``files``: tensor name -> file; ``size``: bytes."""
+    index = {"metadata": {"total_size": size}, "weight_map": dict(files)}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _index(folder: Path) -> dict[str, str]:

@@ -3,14 +3,13 @@
 The Megatron bridge silently skips tensors with unknown names, and thus a part of the model.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from retool_mcore.errors import CheckpointError
-from retool_mcore.model.files import INDEX, WHOLE, safe_open, tensor_files, write_safetensors
+from retool_mcore.model.files import INDEX, WHOLE, safe_open, tensor_files, write_index, write_safetensors
 from retool_mcore.model.shape import FULL, HYBRID, LINEAR, DeltaShape, ModelShape, shape_of_config
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -166,8 +165,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Any], files: Mapping[str, 
     if len(by_file) > 1:
         weight_map = {name: file for file, contents in by_file.items() for name in contents}
         size = sum(tensor.nbytes for tensor in tensors.values())
-        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        write_index(folder, weight_map, size)
 
 
 def same_tensor(folder: Path, files: Mapping[str, str], name: str, other: str) -> bool:

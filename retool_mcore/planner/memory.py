@@ -16,7 +16,7 @@ NO_LORA = Lora()  # full fine-tuning
 # config.Memory.adam_states -> bytes per parameter for the master weight and both moments
 STATE_BYTES = {"float32": 12, "compact": 10, "bfloat16": 6}
 STATES_PER_CACHE = 0.9  # SGLang's default: memory of DeltaNet states / memory of keys and values
-STATES_PER_REQUEST = 5  # SGLang's states per running request; four are for prefixes in the radix cache
+STATES_PER_REQUEST = 5  # SGLang's states per running request on CUDA: three, and two of the overlap schedule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -427,7 +427,8 @@ class AdaptedBridge:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         pairs = gather(models)
         tasks = map(_dequantized, conversion_tasks or self._bridge.get_conversion_tasks(models))
-        for name, weight in self._export(models, conversion_tasks=tasks, show_progress=False):
+        weights = self._export(models, conversion_tasks=tasks, merge_adapter_weights=False, show_progress=False)
+        for name, weight in weights:
             pair = pairs.get(name.removesuffix(".weight"))
             yield name, weight if pair is None else merged(weight.detach(), *pair, self._settings.scale)
 

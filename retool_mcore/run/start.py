@@ -15,7 +15,7 @@ from typing import Any
 STAGES = {  # of RL
     "checks": "checking settings, data and sandbox; importing the trainer",
     "ray": "starting Ray",
-    "driver": "reading the data; the transfer queue starts, and the engine is imported",
+    "driver": "reading the data",
     "workers": "starting the workers, which build the model on Megatron",
     "engines": "starting the rollout engines",
     "agent_loops": "starting the agent loops' processes",

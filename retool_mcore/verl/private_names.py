@@ -105,7 +105,7 @@ SEAMS = (
         "verl.workers.engine.megatron.transformer_impl.MegatronEngine._build_megatron_module",
         (),
         "with [lora] the model gets adapters before its gradient buffers and optimizer exist",
-        "Megatron-Bridge's adapters have separate factors for q, k and v and need no Transformer Engine",
+        "Megatron-Bridge's CanonicalLoRA needs no Transformer Engine, and supports a base in FP8",
     ),
     Seam(
         targets=("verl.trainer.ppo.v1.agent_loop_tq.AgentLoopWorkerTQ.__ray_actor_class__",),

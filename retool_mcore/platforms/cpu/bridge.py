@@ -2,6 +2,7 @@
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 
 import torch
@@ -18,7 +19,8 @@ CORE = (  # modules that look for Transformer Engine when they are imported
 def import_bridge() -> None:
     """Import Megatron-Bridge, whose own adapters import Transformer Engine without a check.
 
-    They see empty classes. Megatron-core must not see them, so it is imported before.
+    Where it is not installed, they see empty classes. Megatron-core must not see them, so it is
+    imported before.
     """
     for name in CORE:
         import_module(name)
@@ -27,7 +29,7 @@ def import_bridge() -> None:
     vars(package).update(__path__=[], pytorch=pytorch)
     layers = dict.fromkeys(("Linear", "LayerNormLinear", "GroupedLinear"), absent)
     vars(pytorch).update(layers, ops=SimpleNamespace(Sequential=absent))
-    stubs = {module.__name__: module for module in (package, pytorch)}
+    stubs = {module.__name__: module for module in (package, pytorch) if find_spec("transformer_engine") is None}
     sys.modules.update(stubs)
     try:
         import_module("megatron.bridge")

@@ -28,7 +28,7 @@ from retool_mcore.platforms.rollout_engines import SGLANG
 STUBS = Path(__file__).parent / "stubs"  # import stubs of packages without a CPU build
 IN_FP8 = ("precision", "kv_cache")  # settings of [rollout] whose value is "model" or "fp8"
 MAX_TOTAL_TOKENS = 32_768  # size of the server's KV cache in tokens
-MAX_STATES = 384  # states of linear attention, three per running request; by default they fill half of the memory
+MAX_STATES = 384  # states of linear attention, on a CPU three per running request; by default half of the memory
 
 
 class Cpu(Platform):

@@ -7,7 +7,6 @@ from retool_mcore.data.tokenizer import template_of
 from retool_mcore.platforms.base import Platform
 from retool_mcore.verl.keys.key import NOT_SET, OUR_CODE, Key, from_setting, values
 
-# verl's own adapters on Megatron need Megatron-Bridge (workers/config/megatron_peft.py).
 LORA_SECTION = "the section [lora]"
 # The bridge reads the expert's number from the weight's name in Transformer Engine's grouped layer.
 GROUPED = "Megatron-Bridge, which needs the grouped expert layer"

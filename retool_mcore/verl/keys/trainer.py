@@ -95,7 +95,8 @@ TRAINER = (
     from_setting("trainer.val_before_train", "validation.before"),
     Key("trainer.v1.trainer_mode", "train.mode", lambda run, _: TRAINER_MODES[run.train.mode]),
     Key(RUN_CONFIG_KEY, FOLDER, lambda run, _: str(run.run.config_file)),
-    # Start fewer TransferQueue storage processes than verl's 8: the driver waits for their imports.
+    # Start fewer TransferQueue storage processes than verl's 8: their imports compete with those of
+    # the workers for cores.
     Key(
         "transfer_queue.backend.SimpleStorage.num_data_storage_units",
         None,
