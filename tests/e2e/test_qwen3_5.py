@@ -23,10 +23,10 @@ from tests.parity.megatron_ranks import make_model
 pytestmark = [pytest.mark.timeout(600)]
 
 QUESTIONS = {"train": [f"What is {number} + 1?" for number in range(4)], "val": ["How many boxes are left?"]}
-SFT = ("cluster.gpus_per_node=1", "train.steps=14", "train.global_batch=8", "validation.every=0")
-SFT += ("optim.lr=2e-2", "optim.schedule=constant")
-RL = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=4", "rollout.record_groups=4")
-RL += ("train.steps=2", "validation.every=2", "checkpoint.every_steps=1", "optim.lr=3e-3")
+SFT = ("cluster.gpus_per_node=1", "train.steps=30", "train.global_batch=8", "validation.every=0")
+SFT += ("optim.lr=1e-2",)
+RL = ("train.prompts_per_step=4", "train.mini_batch_prompts=4", "rollout.group_size=8", "rollout.record_groups=4")
+RL += ("train.steps=2", "validation.every=2", "checkpoint.every_steps=1", "optim.lr=2e-3")
 
 
 def write_task(folder: Path) -> None:
@@ -76,7 +76,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sampled(root: Path) -> list[dict[str, Any]]:
-    """The trajectories of RL: 16 of each step and 4 of the validation after the last one."""
+    """The trajectories of RL: 32 of each step and 8 of the validation after the last one."""
     return [json.loads(line) for line in (root / "rl/trajectories/trajectories.jsonl").open()]
 
 
