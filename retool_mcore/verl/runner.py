@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,7 +76,8 @@ class Driver:
             services = (trainer.get_llm_client(), trainer.get_teacher_client(), trainer.get_reward_handles())
             trainer.fit(LoopManager.create(config, *services))
         finally:
-            pool.shutdown(wait=False)  # a thread that still runs fails when Ray shuts down
+            stop_starting(queue)
+            pool.shutdown()
             tq.close()
 
     def options(self, **_: Any) -> Driver:
@@ -95,6 +96,19 @@ def use_few_threads() -> None:
     mismatch metrics of a step of 0.5B took 1.4 s with 16 threads on 16 cores, and 0.1 s with 8.
     """
     torch.set_num_threads(max(1, min(torch.get_num_threads() // 2, 8)))
+
+
+def stop_starting(queue: Future[Any]) -> None:
+    """End the start of the transfer queue, if it has not finished.
+
+    Ray must not shut down while another thread calls it: the process would hang or exit with 1. The
+    thread waits for actors, which Ray may be unable to place, so they are killed.
+    """
+    while not queue.done():
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            with suppress(ValueError):  # it has died
+                ray.kill(ray.get_actor(**actor))
+        wait([queue], timeout=0.2)
 
 
 def start_engines(settings: RlConfig, config: DictConfig, pool: ThreadPoolExecutor) -> None:

@@ -92,7 +92,7 @@ def models(root: Path) -> list[torch.nn.Module]:
 def test_sft_teaches_the_call_and_rl_trains(root: Path, sampled: list[dict[str, Any]]):
     losses = [row["loss"] for row in read_metrics(root / "sft/metrics.jsonl")]
     assert losses[0] > 5 and losses[-1] < 0.1
-    assert sum(row["behavior"]["calls_ok"] == 1 for row in sampled) > 24
+    assert sum(row["behavior"]["calls_ok"] == 1 for row in sampled if row["step"] == 1) > 16  # of 32
     first, second = read_metrics(root / "rl/metrics.jsonl")
     assert first["actor/grad_norm"] > 0 and math.isfinite(second["actor/pg_loss"])
 
