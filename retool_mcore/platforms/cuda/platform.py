@@ -30,7 +30,6 @@ KERNELS = Path(__file__).parent / "kernels"  # replacements of apex's modules, o
 TRANSFORMER_ENGINE = "transformer_engine"
 CUPY = "cupy"
 DEEP_GEMM = "deep_gemm"
-BUSY_MIB = 1024  # more than the driver itself uses
 
 
 class Cuda(Platform):
@@ -217,7 +216,8 @@ class Cuda(Platform):
 def _driver() -> str:
     """The driver's version, and the number and name of the GPUs in CUDA_VISIBLE_DEVICES.
 
-    Raises PlatformError if another process uses one: the first step would run out of memory.
+    Raises PlatformError if other processes use half of a GPU's memory: the first step would
+    probably run out of it. Less is permitted, so that small jobs can share a GPU.
     """
     if shutil.which("nvidia-smi") is None:
         return "unknown, because nvidia-smi is not on the PATH"
@@ -235,10 +235,11 @@ def _driver() -> str:
     rows = [
         row for row in rows if any(word and (word == row[0] or row[1].startswith(word)) for word in visible)
     ] or rows
-    busy = [f"{index} ({used} of {total} MiB)" for index, *_, used, total in rows if int(used) > BUSY_MIB]
+    busy = [f"{index} ({used} of {total} MiB)" for index, *_, used, total in rows if int(used) > int(total) / 2]
     if busy:
         raise PlatformError(
-            f"another process uses memory of GPU {', '.join(busy)}. Stop it, or hide the GPU with CUDA_VISIBLE_DEVICES."
+            f"other processes use most of the memory of GPU {', '.join(busy)}. Stop them, or hide the GPU with "
+            "CUDA_VISIBLE_DEVICES."
         )
     return f"{rows[0][3]}, {len(rows)} x {rows[0][2]}"
 

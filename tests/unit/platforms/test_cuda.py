@@ -124,14 +124,14 @@ def test_each_process_gets_the_patches_that_it_needs(monkeypatch: pytest.MonkeyP
 def test_servers_get_visible_devices_and_only_these_must_be_free(
     visible: str, second: str, busy: str, monkeypatch: pytest.MonkeyPatch
 ):
-    rows = ["0, GPU-0a, NVIDIA H200, 580.159.04, 500, 143771", "1, GPU-1b, NVIDIA H200, 580.159.04, 94606, 143771"]
+    rows = ["0, GPU-0a, NVIDIA H200, 580.159.04, 8630, 143771", "1, GPU-1b, NVIDIA H200, 580.159.04, 94606, 143771"]
     listed = SimpleNamespace(returncode=0, stdout="\n".join(rows), stderr="")
     monkeypatch.setattr(platform.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(platform.subprocess, "run", lambda *_, **__: listed)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert get_platform("cuda").only_devices([1]) == {"CUDA_VISIBLE_DEVICES": second}
     if busy:
-        with pytest.raises(PlatformError, match=rf"another process uses memory of GPU {busy} \(94606 of 143771 MiB\)"):
+        with pytest.raises(PlatformError, match=rf"use most of the memory of GPU {busy} \(94606 of 143771 MiB\)"):
             platform._driver()
     else:
         assert platform._driver() == "580.159.04, 1 x NVIDIA H200"
