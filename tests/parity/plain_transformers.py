@@ -1,5 +1,6 @@
 """The parity tests' reference: transformers and torch, one process, float32, nothing packed."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,10 +8,13 @@ import torch
 from tests.parity.megatron_ranks import batch
 
 
-def plain_transformers(folder: str, lrs: list[float], aux: float = 0.0) -> list[tuple[float, float]]:
+def plain_transformers(
+    folder: str, lrs: list[float], aux: float = 0.0, export: Path | None = None
+) -> list[tuple[float, float]]:
     """(loss, gradient norm) of each step: no packing, torch's AdamW, decay on matrices only.
 
     ``aux``: the coefficient of the whole batch's balancing loss, which is not part of ``loss``.
+    ``export``: a folder for the trained model.
     """
     from transformers import AutoModelForCausalLM
 
@@ -39,6 +43,8 @@ def plain_transformers(folder: str, lrs: list[float], aux: float = 0.0) -> list[
         optimizer.step()
         optimizer.zero_grad()
         steps.append((loss.item(), norm))
+    if export is not None:
+        model.save_pretrained(export)
     return steps
 
 
