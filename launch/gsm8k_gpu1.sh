@@ -82,7 +82,7 @@ done
 wait_for problems validation
 
 $how sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
-wait_for_all
+wait_for sft
 
 evaluate sft "$OUT/sft/export"
 $how tool_rl "$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export"
@@ -91,10 +91,10 @@ wait_for text_rl
 evaluate text_rl "$OUT/text_rl/export"
 wait_for tool_rl
 evaluate tool_rl "$OUT/tool_rl/export"
-wait_for_all
+wait_for
 
 in_background tool_to_text "$OUT/tool_to_text.json" "${retool[@]}" eval compare "$OUT/eval/text_rl/text_rl_text" "$OUT/eval/tool_rl/tool_rl" --out "$OUT/tool_to_text.json"
 in_background tool_to_sft "$OUT/tool_to_sft.json" "${retool[@]}" eval compare "$OUT/eval/sft/sft" "$OUT/eval/tool_rl/tool_rl" --out "$OUT/tool_to_sft.json"
 in_background report "$OUT/report.html" "${retool[@]}" report "$OUT/sft" "$OUT/tool_rl" "$OUT/text_rl" --eval "$OUT/eval" --out "$OUT/report.html"
-wait_for_all
+wait_for
 finish "$recipe"

@@ -19,8 +19,8 @@ stage() {
   done_with "$name" $began "$*"
 }
 
-# in_background NAME RESULT COMMAND...: starts a parallel stage; `wait_for` and `wait_for_all` wait for it. Each
-# line of its output is prefixed with its name, which also disables progress bars.
+# in_background NAME RESULT COMMAND...: starts a parallel stage; `wait_for` waits for it. Each line of its
+# output is prefixed with its name, which also disables progress bars.
 in_background() {
   local name=$1 result=$2
   shift 2
@@ -29,15 +29,15 @@ in_background() {
   begun+=("$name" "${started[-1]}" "$SECONDS" "$*")
 }
 
-# wait_for NAME...: waits for these parallel stages; `wait_for_all` waits for all. The first stage that fails
-# stops the recipe and all other stages, whether or not it is waited for.
+# wait_for [NAME...]: waits for these parallel stages, or for all. The first stage that fails stops the recipe and
+# all other stages, whether or not it is waited for.
 wait_for() {
   local i waiting=1
   while [ -n "$waiting" ]; do
     waiting=
     for ((i = 0; i < ${#begun[@]}; i += 4)); do
       if kill -0 "${begun[i + 1]}" 2>/dev/null; then
-        [[ " $* " != *" ${begun[i]} "* ]] || waiting=1
+        [[ $# -gt 0 && " $* " != *" ${begun[i]} "* ]] || waiting=1
         continue
       fi
       wait "${begun[i + 1]}"
@@ -49,11 +49,6 @@ wait_for() {
     done
     [ -z "$waiting" ] || sleep 0.2
   done
-}
-wait_for_all() {
-  local i names=()
-  for ((i = 0; i < ${#begun[@]}; i += 4)); do names+=("${begun[i]}"); done
-  wait_for "${names[@]}"
 }
 
 # check NAME COMMAND...: starts a command without a record, such as one that writes no files; `wait_for_checks` waits for

@@ -42,7 +42,7 @@ def test_parallel_stages_run_at_once_and_the_first_that_fails_ends_all(tmp_path:
     stages = [
         f"in_background one {here} sh -c '{meet.format(here, there)}'",
         f"in_background two {there} sh -c '{meet.format(there, here)}'",
-        "wait_for_all",
+        "wait_for",
     ]
     assert recipe(out, *stages).stdout.splitlines()[-1] == "the next stage"
     assert recipe(out, *stages).stdout.count("already done") == 2
