@@ -142,7 +142,7 @@ def merge(adapter: Path, to: Path) -> None:
                 weight = rounded(weight) if in_fp8 and _MATRIX.fullmatch(name) else weight
                 pair = pairs.get(name.removesuffix(".weight"))
                 tensors[name] = weight if pair is None else merged(weight, *pair, scale)
-        size += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        size += sum(tensor.nbytes for tensor in tensors.values())
         write_safetensors(to / shard, tensors)
     if (base / INDEX).is_file():
         write_index(to, files, size)

@@ -117,7 +117,6 @@ def worker_config(job: dict[str, Any]) -> Any:
 
     platform = get_platform(job.get("platform", "cpu"))
     layout = job.get("layout", {})
-    cp = layout.get("cp", 1)
     return TrainingWorkerConfig(
         model_type="value_model" if job.get("role") == "critic" else "language_model",
         model_config=HFModelConfig(
@@ -131,7 +130,7 @@ def worker_config(job: dict[str, Any]) -> Any:
             tensor_model_parallel_size=layout.get("tp", 1),
             pipeline_model_parallel_size=layout.get("pp", 1),
             virtual_pipeline_model_parallel_size=layout.get("vpp"),
-            context_parallel_size=cp,
+            context_parallel_size=layout.get("cp", 1),
             expert_model_parallel_size=layout.get("ep", 1),
             expert_tensor_parallel_size=layout.get("etp"),
             dtype=job.get("dtype", platform.training.dtypes[0]),
@@ -144,7 +143,6 @@ def worker_config(job: dict[str, Any]) -> Any:
             override_ddp_config=dict(platform.training.ddp_options),
             override_transformer_config={
                 **platform.training.transformer_options,
-                **({"context_parallel_size": cp} if cp > 1 else {}),
                 **job.get("transformer", {}),
             },
         ),

@@ -48,12 +48,6 @@ def causal_conv1d(
     return _of_each_sequence(convolve, (x,), cu_seqlens), None
 
 
-def l2norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """Divide the last dimension of x by its length, computed in float32."""
-    wide = x.float()
-    return (wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + eps)).to(x.dtype)
-
-
 def chunk_gated_delta_rule(
     q: torch.Tensor,
     k: torch.Tensor,

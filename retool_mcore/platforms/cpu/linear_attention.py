@@ -118,7 +118,7 @@ def _delta_rule(
     Returns the values read [B, L, H, V] and the state [B, H, V, K].
     """
     heads = v.shape[2]
-    q, k = (_unit(each.float()).repeat_interleave(heads // each.shape[2], dim=2) for each in (q, k))
+    q, k = (l2norm(each.float()).repeat_interleave(heads // each.shape[2], dim=2) for each in (q, k))
     q = q * q.shape[-1] ** -0.5
     values, state = v.float(), state.float()
     outputs = torch.empty_like(values)
@@ -130,8 +130,10 @@ def _delta_rule(
     return outputs.to(v.dtype), state
 
 
-def _unit(vectors: torch.Tensor) -> torch.Tensor:
-    return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + 1e-6)
+def l2norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """Divide the last dimension of x by its length, computed in float32."""
+    wide = x.float()
+    return (wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def gated_rms_norm(

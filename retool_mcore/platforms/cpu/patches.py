@@ -280,9 +280,10 @@ ENGINE_PATCHES = (
     Patch(
         changes=(
             Change(f"{_DELTA_NET}HAVE_FLA", None, _always(True)),
+            Change(f"{_DELTA_NET}l2norm", None, _always(linear_attention.l2norm)),
             *(
                 Change(f"{_DELTA_NET}{name}", None, _delta_net(name))
-                for name in ("causal_conv1d", "l2norm", "chunk_gated_delta_rule")
+                for name in ("causal_conv1d", "chunk_gated_delta_rule")
             ),
         ),
         reason="Megatron-core's Gated DeltaNet layers call kernels of flash-linear-attention, which need CUDA; its own "

@@ -84,9 +84,7 @@ MEGATRON = (
     from_setting("param_offload", "memory.offload_idle"),
     from_setting("optimizer_offload", "memory.offload_idle"),
     Key(DDP, None, lambda _, platform: dict(platform.training.ddp_options)),
-    # Megatron reads this key, too.
-    Key(OPTION + "sequence_parallel", "parallel.tp", _sequence_parallel),
-    from_setting(OPTION + "context_parallel_size", "parallel.cp", when=lambda run, _: run.parallel.cp > 1),
+    Key(OPTION + "sequence_parallel", "parallel.tp", _sequence_parallel),  # MindSpeed reads it here
     Key(OPTION + "recompute_granularity", "memory.recompute", "full", when=_recomputes),
     Key(
         OPTION + "recompute_method",
