@@ -432,7 +432,7 @@ def find_resume(config: RunConfig) -> Saved | None:
     if saved.version < LOADABLE:
         raise CheckpointError(
             f"{saved.path} was written with Megatron-core 0.16, and this release cannot read its optimizer states. "
-            "Finish the run with the release that wrote it, or run `retool export` and start a run with another "
+            "Continue it with the release that wrote it, or run `retool export` and start a run with another "
             "run.name and model.path set to the exported model."
         )
     _check_layout(saved, config)
