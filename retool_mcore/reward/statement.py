@@ -35,6 +35,12 @@ _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
     "november", "december",
 )  # fmt: skip
+_YEAR_FIRST = re.compile(r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})")
+_YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})")
+_DATE_IN_WORDS = re.compile(
+    r"(?:(?P<day>\d{1,2})(?:st|nd|rd|th)? (?:of )?)?(?P<month>[a-z]{3,9})\.?"
+    r"(?: (?P<day_after>\d{1,2})(?:st|nd|rd|th)?)?,? (?P<year>\d{4})"
+)
 _NUMBER = re.compile(r"(?<![\w.,:/^\\{}-])(-?(?:\d+(?:\.\d+)?|\.\d+)(?: ?/ ?\d+)?)(?: ?(\\?%)|(?= |$|[.,!?](?: |$)))")
 _HEDGES = frozenset((
     "not", "no", "nor", "or", "if", "between", "least", "most", "about", "approximately", "approx", "around",
@@ -132,6 +138,24 @@ def words(text: str) -> str | None:
     return plain
 
 
+def date_of(text: str) -> tuple[int, ...] | None:
+    """The date that a text is: (2023, 7, 22) for ``2023-07-22`` and ``22 July 2023``.
+
+    ``22/07/2023`` is (22, 7, 2023), because countries write day and month in either order.
+    """
+    if match := _YEAR_FIRST.fullmatch(text):
+        year, month, day = int(match[1]), int(match[3]), int(match[4])
+        return (year, month, day) if 1 <= month <= 12 and 1 <= day <= 31 else None
+    if match := _YEAR_LAST.fullmatch(text):
+        first, second, year = int(match[1]), int(match[3]), int(match[4])
+        return (first, second, year) if 1 <= first <= 31 and 1 <= second <= 31 else None
+    match = _DATE_IN_WORDS.fullmatch(text.lower())
+    if match is None or bool(match["day"]) == bool(match["day_after"]):
+        return None
+    months = [month for month in range(1, 13) if match["month"] in (_MONTHS[month - 1], _MONTHS[month - 1][:3])]
+    return (int(match["year"]), months[0], int(match["day"] or match["day_after"])) if months else None
+
+
 def choice(text: str) -> str | None:
     """The letter of an answer that is only a choice: ``B``, ``(b)``, ``B.``, ``option B``."""
     match = _CHOICE.fullmatch(text)
@@ -218,6 +242,8 @@ def quick_verdict(answer: str, truth: str) -> bool | None:
         return False
     if mine.text == theirs.text or spelling(mine.text) == spelling(theirs.text):
         return not (mine.label and theirs.label) or mine.label == theirs.label
+    if (date := date_of(theirs.text)) is not None:
+        return date_of(mine.text) == date  # 2023-07-22 is no subtraction
     if _DIGIT_WITH_INDEX.fullmatch(mine.text) and "_" not in theirs.text:
         return False  # 5_7 would be read as 5 in base 7, but hedges between 5 and 7
     if (known := same_numbers(mine.text, theirs.text)) is not None:
