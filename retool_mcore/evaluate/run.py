@@ -120,7 +120,7 @@ class Sampler(Protocol):
     """Samples trajectories of one model, on tokens or on text."""
 
     async def trajectory(self, problem: Problem, sampling: Sampling, context: ToolContext) -> Trajectory:
-        """Sample one trajectory. An outage drops it."""
+        """Sample one trajectory. An outage or a tool's exception drops it."""
         ...
 
     def text(self, trajectory: Trajectory) -> str:
@@ -166,7 +166,7 @@ async def sample_all(
 
     At most ``concurrency`` samples are in flight. The jobs' samples are interleaved, so that the
     engine works on one job while another waits for the interpreter. Raises RolloutError if outages
-    dropped a sample TRIES times; finished samples stay in the files.
+    or a tool's exceptions dropped a sample TRIES times; finished samples stay in the files.
     """
     slots = asyncio.Semaphore(concurrency)
     dropped: list[str] = []
@@ -195,7 +195,7 @@ async def sample_all(
     await asyncio.gather(*(sample_one(work, sampler, problem, sample) for _, work, sampler, (problem, sample) in todo))
     if dropped:
         raise RolloutError(
-            f"{len(dropped)} of {len(todo)} samples were dropped {TRIES} times by an outage; the first: {dropped[0]}. "
+            f"{len(dropped)} of {len(todo)} samples were dropped {TRIES} times; the first: {dropped[0]}. "
             "Remove the cause and run the same command again: finished samples are kept in "
             f"{', '.join(str(work.samples.path) for work, _ in jobs)}"
         )

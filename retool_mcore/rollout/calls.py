@@ -19,7 +19,7 @@ from retool_mcore.data.tool import TOOL_NAME
 from retool_mcore.errors import SandboxUnavailable
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.tool_call import Call
-from retool_mcore.rollout.tools import Tool, ToolContext, ToolError, ToolResult
+from retool_mcore.rollout.tools import Tool, ToolContext, ToolError, ToolFailed, ToolResult
 from retool_mcore.sandbox.base import ExecResult
 
 GRACE_S = 1.0  # how long to wait for a cancelled hook to finish
@@ -154,7 +154,7 @@ class Calls:
         return self._result(call, answer.text, ok=answer.ok, status=status, run_s=wall_s, wall_s=wall_s)
 
     async def _call(self, tool: Tool, call: Call) -> ToolResult:
-        """One attempt. Counts exceptions as faults, except ToolError, outages and timeouts."""
+        """One attempt. Raises ToolFailed for all but ToolError, outages and timeouts."""
         what = f"{tool.name}.call"
         try:
             answer: object = await _bounded(what, self._start_and_call(tool, call), tool.timeout_s)
@@ -162,7 +162,7 @@ class Calls:
             raise
         except Exception as error:
             self._count_fault(what, error)
-            raise
+            raise ToolFailed(f"{what} raised {type(error).__name__}: {error}") from error
         result = ToolResult(text=answer) if isinstance(answer, str) else answer
         if isinstance(result, ToolResult) and isinstance(result.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             return result

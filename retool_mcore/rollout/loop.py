@@ -20,7 +20,7 @@ from retool_mcore.rollout.ledger import Ledger, StopReason
 from retool_mcore.rollout.limits import Limits
 from retool_mcore.rollout.protocol import ToolProtocol
 from retool_mcore.rollout.tool_call import Parsed
-from retool_mcore.rollout.tools import ToolContext
+from retool_mcore.rollout.tools import ToolContext, ToolFailed
 from retool_mcore.sandbox.base import Sandbox
 
 MAX_ABORTS = 600  # aborts of one turn that yield no token, ABORT_PAUSE_S apart; a weight sync takes less than 600 s
@@ -56,7 +56,8 @@ class Turn:
 class Trajectory:
     """A trajectory and its statistics, complete when ``converse`` returns it.
 
-    ``drop_error``: the outage that dropped the trajectory. Training skips dropped trajectories.
+    ``drop_error``: the outage or the tool's exception that dropped the trajectory. Training skips
+    dropped trajectories.
     ``tool_numbers``: the numbers that each tool's ``end`` hook returned, by tool name.
     ``faults``: the number of exceptions in tool hooks, by "TOOL.HOOK/EXCEPTION".
     ``requests``: requests to the engine; more than turns only after aborts or after stop tokens
@@ -159,13 +160,13 @@ class Conversation(Protocol):
 
 
 async def converse(trajectory: Trajectory, model: Conversation, calls: Calls, limits: Limits) -> Trajectory:
-    """Alternate model turns and tool calls until the trajectory stops. An outage drops it."""
+    """Alternate model turns and tool calls until the end. Outages and failing tools drop it."""
     trajectory.started_unix_s, started = time.time(), time.perf_counter()
     try:
         reason = await _alternate(trajectory, model, calls, limits)
     except OutOfRoom:
         reason = StopReason.NO_ROOM
-    except (SandboxUnavailable, EngineUnavailable) as error:
+    except (SandboxUnavailable, EngineUnavailable, ToolFailed) as error:
         trajectory.drop_error = f"{type(error).__name__}: {error}"
         reason = StopReason.DROPPED
     finally:

@@ -25,7 +25,7 @@ from typing import Any
 
 from retool_mcore.config.imports import import_object
 from retool_mcore.data.tool import TOOL_NAME
-from retool_mcore.errors import ConfigError
+from retool_mcore.errors import ConfigError, ReToolError
 from retool_mcore.rollout import schemas
 from retool_mcore.sandbox.base import Sandbox
 
@@ -35,6 +35,10 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # OpenAI's rule for function names
 
 class ToolError(Exception):
     """The model's mistake: the call cannot be answered. The model reads the message."""
+
+
+class ToolFailed(ReToolError, RuntimeError):
+    """A tool's code raised an exception of its own. The loop drops the trajectory."""
 
 
 @dataclass(frozen=True, kw_only=True)

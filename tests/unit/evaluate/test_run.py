@@ -167,7 +167,7 @@ def test_a_model_without_tools_gets_none_of_an_mcp_server():
 async def test_an_outage_is_retried_and_a_lasting_one_keeps_finished_samples(tokenizer, tmp_path: Path):
     work = samples_in(tmp_path / "once")
     assert await run(tokenizer, work, [None, *ANSWERS]) == 3 * N + 1 and len(work.samples.rows) == 3 * N
-    message = "1 of 12 samples were dropped 2 times by an outage; the first: m, problem 0"
+    message = "1 of 12 samples were dropped 2 times; the first: m, problem 0"
     with pytest.raises(RolloutError, match=message):
         await run(tokenizer, samples_in(tmp_path), [None, None, *ANSWERS[1:]])
     assert len(samples_in(tmp_path).samples.rows) == 3 * N - 1
