@@ -249,7 +249,7 @@ def rl(
     files_split = require_one_split(source, split)
     report, known = ConversionReport(), _format_of(model)
     rows = read_source(source, split=split, limit=limit, on_bad=report.reject_unreadable if reject_bad else None)
-    rows = rows_of_part(rows, part, sft_share)
+    rows = rows_of_part(rows, part, sft_share, columns.problem if columns else ())
     first = list(itertools.islice(rows, 1))
     _require_part(first, source, part, sft_share)
     own_name, own_split = name_and_split(source)
@@ -274,7 +274,10 @@ def rl(
 def _format_of(model: str) -> PromptFormat | None:
     from retool_mcore.config.shared import FORMAT_FILE
     from retool_mcore.data.prompt_format import recorded_format
+    from retool_mcore.model.files import read_config
 
+    if model:
+        read_config(model)  # raises if there is no such model
     recorded = recorded_format(model) if model else None
     if model and recorded is None:
         echo(f"note: {model} has no {FORMAT_FILE}, so problems get the default instruction of docs/data.md", err=True)

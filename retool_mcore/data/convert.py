@@ -341,7 +341,12 @@ class Conversion:
                     notes[f"calls of {name} renamed to {TOOL_NAME}"] += 1
                     name = call["function"]["name"] = TOOL_NAME
                 if name not in declared:
-                    remedy = f" If it is the interpreter, add --interpreter {name}." if not tools else ""
+                    remedy = (
+                        f" If it is the interpreter, add --interpreter {name}. If it is your own tool, add a "
+                        "column tools with its schema."
+                        if not tools
+                        else " Add its schema to the row's column tools."
+                    )
                     raise DataError(f"a call of {name}, but the tools are {', '.join(map(str, declared))}.{remedy}")
                 if name == TOOL_NAME:
                     code_of(call)

@@ -50,6 +50,10 @@ def _reading(path: str | os.PathLike[str]) -> Generator[None]:
         raise DataError(f"{path}: text is not UTF-8: {error.reason}. Save the file as UTF-8.") from error
     except CORRUPT as error:
         kind = Path(path).suffix[1:]
+        if kind in ("csv", "json", "jsonl"):  # a run was given a source
+            raise DataError(
+                f"{path}: not a parquet file. Convert it with `retool data rl` or `retool data sft`."
+            ) from error
         raise DataError(f"{path}: not a complete {kind} file: {_reason(error)}{_remedy(error)}") from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:  # pyarrow also raises OSError for corrupt pages
         raise DataError(f"{path}: cannot be read: {_reason(error)}{_remedy(error)}") from error

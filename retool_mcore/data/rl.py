@@ -22,6 +22,10 @@ SHOWN_CHARS = 2000  # recorded characters per text of a reject
 SHOWN_CONFLICTS = 3
 
 
+# What to do if no row is left, by the stage that rejected the first one.
+REMEDIES = {"split": "Choose another split with --split, or omit it", "length": "Raise --max-prompt-tokens"}
+
+
 def convert_rl(
     rows: Iterable[tuple[str, Mapping[str, Any]]],
     data_source: str,
@@ -87,8 +91,8 @@ def convert_rl(
         for role in other_roles(row, columns):
             report.notes[f"rows whose {role} turns are dropped (RL on a file in verl's schema keeps them)"] += 1
     if not report.rows:
-        remedy = "Choose another split with --split, or omit it" if report.counts["split"] else OPTIONS
-        raise report.nothing_left(first, remedy)
+        first_stage = "split" if report.counts["split"] else report.rejects[0]["stage"] if report.rejects else ""
+        raise report.nothing_left(first, REMEDIES.get(first_stage, OPTIONS))
     if conflicts:
         places = "; ".join(conflicts[:SHOWN_CONFLICTS])
         report.notes[f"repeats with a different answer; the first row is kept ({places})"] = len(conflicts)

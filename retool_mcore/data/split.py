@@ -71,21 +71,27 @@ def part_of(question: str, sft_share: float = SFT_SHARE) -> Part:
 
 
 def rows_of_part(
-    rows: Iterable[tuple[str, Mapping[str, Any]]], part: Part | None, sft_share: float = SFT_SHARE
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    part: Part | None,
+    sft_share: float = SFT_SHARE,
+    columns: Sequence[str] = (),
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the rows of one part; all rows if ``part`` is None.
 
-    A row must have a text column ``question`` or ``problem``.
+    ``columns``: those that together state a row's problem. Without them, a row must have a text
+    column ``question`` or ``problem``.
     """
     for where, row in rows:
-        if part is None or part_of(_question(where, row), sft_share) == part:
+        if part is None or part_of(_question(where, row, columns), sft_share) == part:
             yield where, row
 
 
-def _question(where: str, row: Mapping[str, Any]) -> str:
-    for name in (ORIGINAL, "question", "problem"):
-        if isinstance(text := row.get(name), str):
-            return text
+def _question(where: str, row: Mapping[str, Any], columns: Sequence[str]) -> str:
+    for names in ((ORIGINAL,), columns or ("question",), columns or ("problem",)):
+        texts = [row.get(name) for name in names]
+        if all(isinstance(text, str) for text in texts):
+            return " ".join(map(str, texts))
     raise DataError(
-        f"{where}: --part reads the text of column question or problem; the row has {', '.join(row) or 'no columns'}"
+        f"{where}: --part reads the text of {' and '.join(columns) or 'column question or problem'}; the row has "
+        f"{', '.join(row) or 'no columns'}. Name its columns with --problem."
     )

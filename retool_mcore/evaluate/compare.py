@@ -62,14 +62,21 @@ class _Report(BaseModel):
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Read a report.json, given its path or its folder. Raises DataError if it is missing."""
+    """Read a report.json, given its path or folder, or the folder of an evaluation with one.
+
+    Raises DataError if it is missing.
+    """
     file = path / REPORT if path.is_dir() else path
+    inner = sorted(path.glob(f"*/{REPORT}"))
+    if not file.exists() and len(inner) == 1:
+        file = inner[0]
     try:
         text = file.read_text(encoding="utf-8")
         _Report.model_validate_json(text)
     except OSError as error:
-        found = sorted(each.parent.name for each in path.glob(f"*/{REPORT}")) if path.is_dir() else []
-        inside = f". Name one of its folders with a report: {', '.join(found)}" if found else ""
+        inside = (
+            f". Name one of its folders with a report: {', '.join(each.parent.name for each in inner)}" if inner else ""
+        )
         raise DataError(f"{file}: cannot be read as a report of `retool eval`: {error.strerror}{inside}") from error
     except ValueError as error:
         raise DataError(

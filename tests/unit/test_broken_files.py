@@ -64,6 +64,9 @@ def test_broken_rows_are_reported_with_their_place(tmp_path: Path):
     file.unlink()
     with pytest.raises(DataError, match=r"rows\.parquet: cannot be read: No such file or directory$"):
         list(read_rows(file, ["problem"]))
+    (tmp_path / "mine.csv").write_text("problem,answer\n2 + 2?,4\n")
+    with pytest.raises(DataError, match=r"mine\.csv: not a parquet file\. Convert it with `retool data rl`"):
+        list(read_rows(tmp_path / "mine.csv", ["prompt"]))
 
 
 def changed(end: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Change:

@@ -98,7 +98,7 @@ def warnings(level: Level, python_in_tmp: bool, reachable: str) -> list[str]:
             f"name. To get namespaces: {_HINTS[Level.NAMESPACES]}."
         )
     if level == Level.NAMESPACES and python_in_tmp:
-        texts.append("Note: model code cannot write to /tmp, because Python itself is installed under /tmp.")
+        texts.append("model code cannot write to /tmp, because Python itself is installed under /tmp.")
     return texts
 
 

@@ -216,3 +216,8 @@ def test_the_part_of_a_problem_never_changes_and_a_variant_is_in_its_originals(t
     assert len(lint_file(str(tmp_path / "out.parquet"), None, None).problems) == 60
     with pytest.raises(DataError, match="--part reads the text of column question or problem"):
         list(rows_of_part([("here", {"input": "1+1", "target": "2"})], "rl"))
+    own = [("here", {"body": "What is", "task": f"{n} + 1?"}) for n in range(20)]
+    parts_of_own = [
+        list(rows_of_part([row], part_of(f"What is {row[1]['task']}"), columns=("body", "task"))) for row in own
+    ]
+    assert parts_of_own == [[row] for row in own]

@@ -216,6 +216,7 @@ def test_too_long_prompts_are_dropped_and_counted_as_the_model_sees_them(tmp_pat
     assert "2 after length (1 rejected)" in output
     ((_, reject),) = read_jsonl(tmp_path / "out.rejects.jsonl")
     assert reject["stage"] == "length" and int(reject["reason"].split()[3]) > 400
+    assert "Raise --max-prompt-tokens" in invoke(tmp_path, long, options=("--max-prompt-tokens", "400", *model))
     assert "needs --model" in invoke(tmp_path, *ROWS, options=("--max-prompt-tokens", "5"))
 
 

@@ -71,3 +71,5 @@ def test_a_user_compares_two_folders_and_an_unreadable_report_is_an_error(tmp_pa
         read_report(write(tmp_path / "number", {"per_problem": [{"id": 1, "truth": "1", "correct": [0.5]}]}))
     with pytest.raises(DataError, match="Name one of its folders with a report: base"):
         read_report(tmp_path / "out")
+    only = write(tmp_path / "mine" / "model", report("1111"))
+    assert read_report(only.parent) == read_report(only)
