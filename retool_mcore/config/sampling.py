@@ -120,9 +120,9 @@ class Rollout(ToolLoop):
     """1: sample from all tokens. Training refuses a lower value; set validation.top_p instead."""
 
     max_dropped_fraction: Fraction = 0.02
-    """Largest fraction of a batch that outages may drop. Above it, the run stops.
+    """Largest fraction of a batch that may be dropped. Above it, the run stops.
 
-    Outages are those of the sandbox and of the engines.
+    Outages of the sandbox and of the engines, and exceptions in tools, drop trajectories.
     """
 
     record_groups: Annotated[int, Field(ge=0)] = 2

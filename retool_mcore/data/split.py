@@ -87,7 +87,7 @@ def rows_of_part(
 
 
 def _question(where: str, row: Mapping[str, Any], columns: Sequence[str]) -> str:
-    for names in ((ORIGINAL,), columns or ("question",), columns or ("problem",)):
+    for names in ((ORIGINAL,), columns) if columns else ((ORIGINAL,), ("question",), ("problem",)):
         texts = [row.get(name) for name in names]
         if all(isinstance(text, str) for text in texts):
             return " ".join(map(str, texts))

@@ -184,7 +184,7 @@ def _wall_s(rows: list[Row]) -> float:
 
 
 DROPS = (  # metric, label, aggregation over steps
-    ("rollout/dropped", "trajectories dropped by outages", sum),
+    ("rollout/dropped", "trajectories dropped", sum),
     ("rollout/refilled_prompts", "replacement prompts", sum),
     ("training/filter_groups/discarded_surplus_samples", "surplus trajectories of algorithm.filter_groups", sum),
     ("behavior/stop/length", "responses cut off at the token limit (mean share)", fmean),

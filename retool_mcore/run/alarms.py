@@ -44,7 +44,7 @@ def _newest_step(row: Row) -> dict[str, str]:
     if row.get("grad_norm", row.get("actor/grad_norm")) == 0:
         sentences["gradient"] = f"grad_norm of step {step} is 0: nothing in the step's loss has a gradient"
     if row.get("rollout/dropped", 0.0) > 0:
-        sentences["dropped"] = f"outages dropped {row['rollout/dropped']:.0f} trajectories in step {step}"
+        sentences["dropped"] = f"step {step} dropped {row['rollout/dropped']:.0f} trajectories"
     if row.get("reward/check_failed", 0.0) > 0:
         sentences["check"] = f"{row['reward/check_failed']:.1%} of step {step}'s answers could not be checked"
     return sentences

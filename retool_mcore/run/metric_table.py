@@ -92,7 +92,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "length/finished/p99": ("tokens", "99th percentile of the lengths of responses that the model ended"),
         "tool/latency_s/p99": ("s", "99th percentile of a call's time from request to answer"),
         "tool/queue_s/p99": ("s", "99th percentile of a call's wait for a worker slot"),
-        "rollout/dropped": ("", "trajectories that outages dropped"),
+        "rollout/dropped": ("", "trajectories dropped by outages or exceptions in tools"),
         "rollout/refilled_prompts": ("", "replacement prompts"),
         "engine/running/mean": ("", "requests that a server computes"),
         "engine/queued/mean": ("", "requests that wait in a server"),

@@ -43,7 +43,7 @@ def test_the_quickstarts_report_is_one_file_that_loads_nothing_and_tells_what_ha
     assert "sft with the tool 64 0.322 (0.281 to 0.363) sft text only" in models, "the first has no difference"
     assert "tool_rl with the tool 64 0.918 (0.895 to 0.941) +0.596 (+0.551 to +0.641)" in models
     assert "Loss, SFT" in made["learning"] and "Accuracy, RL" in made["learning"]
-    assert "trajectories dropped by outages 0 0" in made["dropped-cut-and-malformed"]
+    assert "trajectories dropped 0 0" in made["dropped-cut-and-malformed"]
     assert not {"algorithm.clip", "optim.betas", "parallel.tp", "verl_overrides"} & set(made["settings"].split())
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     loaded = re.findall(r' (?:href|src|srcset|data|action)="([^"]*)"', text)
@@ -88,7 +88,7 @@ def test_the_tiles_are_of_the_steps_after_the_first_and_of_the_last_five(tmp_pat
 
 def test_of_what_was_dropped_counts_are_added_and_shares_averaged(tmp_path: Path):
     shown = {
-        "rollout/dropped": "trajectories dropped by outages 10",
+        "rollout/dropped": "trajectories dropped 10",
         "rollout/refilled_prompts": "replacement prompts 20",
         "training/filter_groups/discarded_surplus_samples": "surplus trajectories of algorithm.filter_groups 30",
         "behavior/stop/length": "responses cut off at the token limit (mean share) 10",
