@@ -341,13 +341,11 @@ class Conversion:
                     notes[f"calls of {name} renamed to {TOOL_NAME}"] += 1
                     name = call["function"]["name"] = TOOL_NAME
                 if name not in declared:
-                    remedy = (
-                        f" If it is the interpreter, add --interpreter {name}. If it is your own tool, add a "
-                        "column tools with its schema."
-                        if not tools
-                        else " Add its schema to the row's column tools."
+                    remedy = "" if tools else f" If it is the interpreter, add --interpreter {name}."
+                    raise DataError(
+                        f"a call of {name}, but the tools are {', '.join(map(str, declared))}. Add the schema of your "
+                        f"own tool to the row's column tools.{remedy}"
                     )
-                    raise DataError(f"a call of {name}, but the tools are {', '.join(map(str, declared))}.{remedy}")
                 if name == TOOL_NAME:
                     code_of(call)
             calls += turn["tool_calls"]
