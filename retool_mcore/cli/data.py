@@ -276,10 +276,11 @@ def _format_of(model: str) -> PromptFormat | None:
     from retool_mcore.data.prompt_format import recorded_format
     from retool_mcore.model.files import read_config
 
-    if model:
-        read_config(model)  # raises if there is no such model
-    recorded = recorded_format(model) if model else None
-    if model and recorded is None:
+    if not model:
+        return None
+    read_config(model)  # a CheckpointError if the model does not exist
+    recorded = recorded_format(model)
+    if recorded is None:
         echo(f"note: {model} has no {FORMAT_FILE}, so problems get the default instruction of docs/data.md", err=True)
     return recorded
 

@@ -152,7 +152,7 @@ def date_of(text: str) -> tuple[int, ...] | None:
     match = _DATE_IN_WORDS.fullmatch(text.lower())
     if match is None or bool(match["day"]) == bool(match["day_after"]):
         return None
-    months = [month for month in range(1, 13) if match["month"] in (_MONTHS[month - 1], _MONTHS[month - 1][:3])]
+    months = [number for number, name in enumerate(_MONTHS, start=1) if match["month"] in (name, name[:3])]
     return (int(match["year"]), months[0], int(match["day"] or match["day_after"])) if months else None
 
 
@@ -243,7 +243,7 @@ def quick_verdict(answer: str, truth: str) -> bool | None:
     if mine.text == theirs.text or spelling(mine.text) == spelling(theirs.text):
         return not (mine.label and theirs.label) or mine.label == theirs.label
     if (date := date_of(theirs.text)) is not None:
-        return date_of(mine.text) == date  # 2023-07-22 is no subtraction
+        return date_of(mine.text) == date  # as an expression, 2023-07-22 would be 1994
     if _DIGIT_WITH_INDEX.fullmatch(mine.text) and "_" not in theirs.text:
         return False  # 5_7 would be read as 5 in base 7, but hedges between 5 and 7
     if (known := same_numbers(mine.text, theirs.text)) is not None:

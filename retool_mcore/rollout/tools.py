@@ -38,7 +38,7 @@ class ToolError(Exception):
 
 
 class ToolFailed(ReToolError, RuntimeError):
-    """A tool's code raised an exception of its own. The loop drops the trajectory."""
+    """A tool raised an exception that the loop does not handle. The loop drops the trajectory."""
 
 
 @dataclass(frozen=True, kw_only=True)
