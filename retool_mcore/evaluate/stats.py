@@ -15,6 +15,7 @@ import numpy as np
 VERL_DRAWS = 1000
 VERL_SEED = 42
 INTERVAL_DRAWS = 10_000
+DRAWS_AT_ONCE = 100  # 10 MB for a thousand problems with 13 metrics
 INTERVAL = 0.95
 Z = 1.959964  # two-sided normal quantile for INTERVAL
 
@@ -94,11 +95,11 @@ def intervals(values_PM: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndar
     generator = np.random.default_rng(seed)
     means_DM = np.concatenate(
         [
-            generator.multinomial(problems, np.full(problems, 1 / problems), size=INTERVAL_DRAWS // 10) @ values_PM
-            for _ in range(10)  # in parts, because thousands of problems would take 100 MB at once
+            values_PM[generator.integers(problems, size=(DRAWS_AT_ONCE, problems))].mean(axis=1)
+            for _ in range(INTERVAL_DRAWS // DRAWS_AT_ONCE)
         ]
     )
-    lows, highs = np.quantile(means_DM / problems, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0)
+    lows, highs = np.quantile(means_DM, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], axis=0)
     return lows, highs
 
 
