@@ -22,7 +22,7 @@ from retool_mcore.platforms.network import LISTEN_PORTS, engine_key
 from retool_mcore.process import die_with_parent
 
 START_TIMEOUT_S = 600.0  # a 32B model takes minutes from a cold disk, a tiny one half a minute on two cores
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 1.0
 
 
 class SglangServer:
@@ -154,13 +154,16 @@ class SglangServer:
         if process is None:
             return
         self._key_file.close()
-        # The scheduler and the detokenizer are children in the same group. SIGTERM lets them free
-        # shared memory.
+        # SIGTERM ends its children, except the resource tracker. After SIGTERM alone, the server
+        # itself would wait 5 s to diagnose why they ended.
         _signal_group(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_TIMEOUT_S)
-        _signal_group(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
+        # The resource tracker now frees what the others shared, and exits.
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        while _signal_group(process.pid, 0) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        _signal_group(process.pid, signal.SIGKILL)
 
 
 def free_port() -> int:
@@ -183,6 +186,10 @@ def _private(path: str, flags: int) -> int:
     return descriptor
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def _signal_group(pid: int, number: int) -> bool:
+    """Send a signal to a process group, or only look for it with 0. Returns whether it exists."""
+    try:
         os.killpg(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
