@@ -5,7 +5,7 @@
 #   bash launch/gsm8k_gpu1.sh MODEL [section.key=value ...] [--dry-run]
 # MODEL is a hub name or a folder. The settings apply to SFT and RL; SFT_KEYS and RL_KEYS to one of them.
 # PROBLEMS=large: the same problems with large numbers, where programs beat mental arithmetic.
-# AT_ONCE=1: share the GPU. Both RL runs train at once, and each model is evaluated while the next one trains.
+# AT_ONCE=1: share the GPU. Both RL runs train at once, and models are evaluated while others train.
 # For models up to 0.6B.
 # After a kill, the same command resumes. All output is under OUT.
 set -euo pipefail
@@ -31,7 +31,7 @@ sft=("$SFT_CONFIG" "run.root=$OUT" run.name=sft "model.path=$MODEL" "data.train_
 rl=("$RL_CONFIG" "run.root=$OUT" "rollout.protocol=$PROTOCOL" "data.train_file=$OUT/data/rl.parquet"
   "validation.files=[\"$OUT/data/validation.parquet\"]" ${AT_ONCE:+train.micro_batch_tokens=16384} "${KEYS[@]}" $RL_KEYS)
 
-# Check and plan before writing anything. Prompt and response have 380 tokens on average
+# Check and plan while the large problems are made. Prompt and response have 380 tokens on average
 # (perf/RESULTS.md). The plan is for this machine's GPU, or for HARDWARE.
 command -v nvidia-smi >/dev/null || {
   gpus=$("${retool[@]}" get "${sft[@]}" cluster.gpus_per_node) || exit 2
@@ -43,7 +43,6 @@ if [ -z "$DRY_RUN" ]; then
 fi
 check plan_sft "${retool[@]}" plan "${sft[@]}" ${HARDWARE:+--hardware "$HARDWARE"}
 check plan_rl "${retool[@]}" plan "${rl[@]}" "model.path=$MODEL" run.name=tool_rl --mean-tokens 380 ${HARDWARE:+--hardware "$HARDWARE"}
-wait_for_checks
 
 how=stage
 [ -z "$AT_ONCE" ] || how=in_background
@@ -53,6 +52,7 @@ evaluate() {
     --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} --model "$1=$2" --out "$OUT/eval/$1"
 }
 
+[ -e "$GSM8K" ] || wait_for_checks
 [ -e "$GSM8K" ] || stage gsm8k "$GSM8K" "${retool[@]}" data fetch "$(dirname "$GSM8K")" --only openai/gsm8k
 if [ "$PROBLEMS" = large ]; then
   large=("$PYTHON" launch/gsm8k/large.py)
@@ -60,6 +60,7 @@ if [ "$PROBLEMS" = large ]; then
   in_background large_train "$DATA/train.jsonl" "${large[@]}" "$GSM8K/train.jsonl" --draws 3 --out "$DATA/train.jsonl"  # three variants of each, because half of the problems cannot be enlarged
   wait_for large_test
 fi
+wait_for_checks
 evaluate base "$MODEL"
 wait_for large_train
 in_background problems "$OUT/data/rl.parquet" "${retool[@]}" data rl "$DATA/train.jsonl" --part rl --out "$OUT/data/rl.parquet"
@@ -84,10 +85,10 @@ wait_for problems validation
 $how sft "$OUT/sft/export" "${retool[@]}" sft "${sft[@]}"
 wait_for sft
 
-evaluate sft "$OUT/sft/export"
 $how tool_rl "$OUT/tool_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=tool_rl "model.path=$OUT/sft/export"
 $how text_rl "$OUT/text_rl/export" "${retool[@]}" rl "${rl[@]}" run.name=text_rl "model.path=$OUT/sft/export" "rollout.tools=[]"
 wait_for text_rl
+evaluate sft "$OUT/sft/export"  # only now, because the start of the RL runs keeps 16 cores busy
 evaluate text_rl "$OUT/text_rl/export"
 wait_for tool_rl
 evaluate tool_rl "$OUT/tool_rl/export"

@@ -3,6 +3,7 @@
 
 started=()  # pids of the running stages; each leads a process group
 begun=()    # per parallel stage: name, pid, start time, command
+checks=()   # pids of the running checks
 
 fail() { echo "error: $*" >&2; exit 2; }
 
@@ -25,7 +26,7 @@ in_background() {
   local name=$1 result=$2
   shift 2
   must_run "$result" "$@" || return 0
-  check "$name" "$@"
+  start_prefixed "$name" "$@"
   begun+=("$name" "${started[-1]}" "$SECONDS" "$*")
 }
 
@@ -40,8 +41,7 @@ wait_for() {
         [[ $# -gt 0 && " $* " != *" ${begun[i]} "* ]] || waiting=1
         continue
       fi
-      wait "${begun[i + 1]}"
-      mapfile -t started < <(printf '%s\n' "${started[@]}" | grep -vx "${begun[i + 1]}")
+      wait_for_pid "${begun[i + 1]}"
       done_with "${begun[i]}" "${begun[i + 2]}" "${begun[i + 3]}"
       begun=("${begun[@]:0:i}" "${begun[@]:i + 4}")
       waiting=1
@@ -54,14 +54,13 @@ wait_for() {
 # check NAME COMMAND...: starts a command without a record, such as one that writes no files; `wait_for_checks` waits for
 # all of them. Each line of its output is prefixed with its name. A check that fails stops the recipe.
 check() {
-  local name=$1
-  shift
-  start "$@" > >(exec sed -u "s/^/$name: /") 2>&1
+  start_prefixed "$@"
+  checks+=("${started[-1]}")
 }
 wait_for_checks() {
   local pid
-  for pid in "${started[@]}"; do wait "$pid"; done
-  started=()
+  for pid in "${checks[@]}"; do wait_for_pid "$pid"; done
+  checks=()
 }
 
 # must_run RESULT COMMAND...: whether stage `name` still has to run. The first stage that has to run locks OUT;
@@ -114,6 +113,16 @@ finish() { [ -n "$DRY_RUN" ] || printf '%s' "$1" >"$OUT/stages/recipe"; }
 start() {
   setsid setpriv --pdeathsig TERM -- "$@" &
   started+=("$!")
+}
+
+start_prefixed() {
+  local name=$1
+  shift
+  start "$@" > >(exec sed -u "s/^/$name: /") 2>&1
+}
+wait_for_pid() {
+  wait "$1"
+  mapfile -t started < <(printf '%s\n' "${started[@]}" | grep -vx "$1")
 }
 
 # Sends SIGTERM to each stage and waits for it to exit. A run saves first; a second signal stops it at once.

@@ -73,3 +73,27 @@ def test_a_stage_is_waited_for_while_another_runs_on(tmp_path: Path):
     lasting = f"in_background lasting {tmp_path / 'lasting'} sleep 250"
     failed = recipe(out, lasting, f"in_background failing {tmp_path / 'failing'} sh -c 'exit 7'", "wait_for lasting")
     assert failed.returncode == 7 and "the next stage" not in failed.stdout
+
+
+def test_a_check_runs_while_a_stage_runs_and_its_failure_ends_the_recipe(tmp_path: Path):
+    out, slow, go, ended = (tmp_path / name for name in ("out", "slow", "go", "ended"))
+    stages = [
+        "check plan echo it fits",
+        f"in_background slow {slow} sh -c 'while [ ! -e {go} ]; do sleep 0.1; done; touch {slow}'",
+        "wait_for_checks",
+        f"[ ! -e {slow} ] && touch {go}",
+        "wait_for",
+        f"ls {slow}",
+    ]
+    done = recipe(out, *stages)
+    assert done.returncode == 0 and "plan: it fits" in done.stdout and str(slow) in done.stdout.splitlines()[-2]
+    assert [each.name for each in (out / "stages").iterdir()] == ["slow"], "a check has no record"
+
+    lasting = f'trap "touch {ended}; exit 0" TERM; touch {go}; while true; do sleep 0.1; done'
+    go.unlink()
+    stages[:2] = [
+        f"check plan sh -c 'while [ ! -e {go} ]; do sleep 0.1; done; exit 7'",
+        f"in_background lasting {tmp_path / 'lasting'} sh -c '{lasting}'",
+    ]
+    failed = recipe(out, *stages)
+    assert failed.returncode == 7 and "the next stage" not in failed.stdout and ended.exists()
