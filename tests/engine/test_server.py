@@ -9,8 +9,8 @@ from typing import Any
 
 from retool_mcore.rollout.server import SglangServer
 
-# As SGLang: after SIGTERM, the server waits for 5 s, a child just ends, and the resource tracker ignores it. The tracker
-# frees what is left when the pipe closes, because all others have ended.
+# As SGLang: after SIGTERM, the server waits for 5 s, a child just ends, and the resource tracker
+# ignores it. The tracker frees what is left when the pipe closes, because all others have ended.
 SERVER = """
     import os, signal, sys, time
     folder = sys.argv[1]
