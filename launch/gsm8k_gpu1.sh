@@ -52,8 +52,10 @@ evaluate() {
     --n 4 --tool both --data "$DATA/test.jsonl" ${LIMIT:+--limit "$LIMIT"} --model "$1=$2" --out "$OUT/eval/$1"
 }
 
-[ -e "$GSM8K" ] || wait_for_checks
-[ -e "$GSM8K" ] || stage gsm8k "$GSM8K" "${retool[@]}" data fetch "$(dirname "$GSM8K")" --only openai/gsm8k
+if [ ! -e "$GSM8K" ]; then
+  wait_for_checks
+  stage gsm8k "$GSM8K" "${retool[@]}" data fetch "$(dirname "$GSM8K")" --only openai/gsm8k
+fi
 if [ "$PROBLEMS" = large ]; then
   large=("$PYTHON" launch/gsm8k/large.py)
   in_background large_test "$DATA/test.jsonl" "${large[@]}" "$GSM8K/test.jsonl" --out "$DATA/test.jsonl"

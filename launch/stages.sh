@@ -15,8 +15,7 @@ stage() {
   shift 2
   must_run "$result" "$@" || return 0
   start "$@"
-  wait "${started[-1]}"
-  unset 'started[-1]'
+  wait_for_pid "${started[-1]}"
   done_with "$name" $began "$*"
 }
 
